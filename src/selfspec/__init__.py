@@ -1,0 +1,62 @@
+"""Lossless self-speculative decoding: one model drafts shallow, verifies deep, and says exactly the same words.
+
+>>> import selfspec
+>>> engine = selfspec.load("smollm2-135m", draft="early_exit", exit_layer=26, gamma=2)
+>>> print(engine.generate("Name three primary colours.").text)
+
+Names are imported when first used, so that ``selfspec --help`` loads nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from selfspec._version import __version__
+
+if TYPE_CHECKING:
+    from selfspec.engine import AsyncStream, Conversation, Engine, Stream, load
+    from selfspec.errors import (
+        CorruptModelError,
+        ModelError,
+        ModelNotFoundError,
+        OptionError,
+        PromptError,
+        RuntimeMissingError,
+        SelfspecError,
+        UnsupportedModelError,
+    )
+    from selfspec.request import Chunk, Completion, Request
+    from selfspec.types import LayerPlan, Round, Sampling, Stats
+
+__all__ = [
+    "AsyncStream",
+    "Chunk",
+    "Completion",
+    "Conversation",
+    "CorruptModelError",
+    "Engine",
+    "LayerPlan",
+    "ModelError",
+    "ModelNotFoundError",
+    "OptionError",
+    "PromptError",
+    "Request",
+    "Round",
+    "RuntimeMissingError",
+    "Sampling",
+    "SelfspecError",
+    "Stats",
+    "Stream",
+    "UnsupportedModelError",
+    "__version__",
+    "load",
+]
+
+_MODULES = ("selfspec.errors", "selfspec.types", "selfspec.request", "selfspec.engine")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for module in map(import_module, _MODULES):
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module 'selfspec' has no attribute {name!r}")

@@ -1,0 +1,201 @@
+"""Flags of the verbs that run a model, made from the dataclasses that hold their defaults.
+
+Help and parsing need those dataclasses, and they need NumPy: so the flags are made when they are asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import Field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from selfspec.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from selfspec.drafters.base import Drafter, DraftOptions
+
+_KINDS: dict[str, type] = {"int": int, "float": float}
+
+_REQUEST_HELP = {
+    "max_new_tokens": "Most tokens to write.",
+    "temperature": "0 is greedy; larger is more random.",
+    "top_p": "Sample from the fewest tokens that hold this share of the probability; 1 is off.",
+    "top_k": "Sample from this many of the likeliest tokens; 0 is off.",
+    "seed": "Repeat a sampled text exactly.",
+    "stop": "End before this text; may be given several times.",
+    "ignore_eos": "Go on past end-of-text tokens.",
+}
+
+
+class Flag(click.Option):
+    """An option with the heading under which ``--help`` lists it."""
+
+    def __init__(self, *declarations: str, section: str, **attributes: Any) -> None:
+        super().__init__(list(declarations), **attributes)
+        self.section = section
+
+
+class ModelCommand(click.Command):
+    """A command with the flags of a model, a request, and every installed drafter."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Its own parameters, then the flags that are made from dataclasses."""
+        *own, last = super().get_params(ctx)
+        return [*own, *self._made, last]
+
+    @cached_property
+    def _made(self) -> list[Flag]:
+        made = [*_model_flags(), *_request_flags()]
+        taken = {flag.name for flag in made} | {param.name for param in self.params}
+        # a plug-in cannot redefine a flag of ours: such an option is for Python only
+        return made + [flag for flag in _draft_flags() if flag.name not in taken]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the options under their headings."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if (record := param.get_help_record(ctx)) and not isinstance(param, click.Argument):
+                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+        for name, records in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
+def _model_flags() -> list[Flag]:
+    from selfspec.model.embedded import EMBEDDED
+
+    section = "Model"
+    return [
+        Flag(
+            "--model",
+            default=EMBEDDED,
+            section=section,
+            help=f"Folder, .gguf file, hub id, or the embedded model.{_default(EMBEDDED)}",
+        ),
+        Flag("--dtype", section=section, help="float64, float32, bfloat16 or float16.  [default: as stored]"),
+        Flag(
+            "--device",
+            section=section,
+            help="auto (a GPU if there is one), cpu, cuda, cuda:1, ...  [default: auto]",
+        ),
+    ]
+
+
+def _request_flags() -> list[Flag]:
+    from selfspec.request import Request
+
+    by_name = {field.name: field for field in fields(Request)}
+    return [
+        _flag(by_name[name], text, "Text", multiple=name == "stop") for name, text in _REQUEST_HELP.items()
+    ]
+
+
+def _draft_flags() -> list[Flag]:
+    """Who drafts, and one flag per option; drafters that share an option share its flag."""
+    from selfspec.drafters.base import DraftOptions
+    from selfspec.engine import DEFAULT_DRAFT
+
+    common = {field.name for field in fields(DraftOptions)}
+    who = Flag(
+        "--draft",
+        metavar="DRAFTER",
+        section="Drafting",
+        help=f"Who drafts; `selfspec drafters` lists them.{_default(DEFAULT_DRAFT)}",
+    )
+    flags = {"draft": who}
+    for name, drafter in _installed():
+        for field in described(drafter.Options):
+            section = "Drafting" if field.name in common else f"Drafting with {name}"
+            flags.setdefault(field.name, _flag(field, field.metadata["help"], section))
+    return list(flags.values())
+
+
+def _installed() -> Iterator[tuple[str, type[Drafter]]]:
+    from selfspec.drafters import available
+
+    for name in available():
+        try:
+            yield name, load_drafter(name)
+        except OptionError:  # `selfspec drafters` shows what is wrong with it
+            continue
+
+
+def load_drafter(name: str) -> type[Drafter]:
+    """Import a drafter.
+
+    Raises OptionError if there is none of this name, or if the plug-in cannot be imported.
+    """
+    from selfspec.drafters import drafter_class
+
+    try:
+        return drafter_class(name)
+    except OptionError:
+        raise
+    except Exception as error:  # a plug-in is somebody else's program
+        raise OptionError(f"drafter {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def described(options: type[DraftOptions]) -> list[Field[Any]]:
+    """The fields that are flags: those with a help text; the others are for Python only."""
+    return [field for field in fields(options) if "help" in field.metadata]
+
+
+def flag_name(option: str) -> str:
+    """How an option is spelled on the command line."""
+    return f"--{option.replace('_', '-')}"
+
+
+def _kind(field: Field[Any]) -> str:
+    """The type of an annotation such as ``int | None``, as it is written."""
+    annotation = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
+    return annotation.partition(" | ")[0]
+
+
+def _default(value: object) -> str:
+    return "" if value is None or value == () else f"  [default: {value}]"
+
+
+def _flag(field: Field[Any], text: str, section: str, multiple: bool = False) -> Flag:
+    """A flag whose value is None unless the user gave it, so that the dataclass keeps its own default."""
+    name = flag_name(field.name)
+    if _kind(field) != "bool":
+        text += _default(field.default)
+        kind = _KINDS.get(_kind(field), str)  # what is no number goes to the dataclass as it was typed
+        return Flag(name, field.name, type=kind, section=section, help=text, multiple=multiple)
+    if field.default is False and section == "Text":
+        return Flag(name, field.name, is_flag=True, default=None, section=section, help=text)
+    switch = f"{name}/--no-{name.removeprefix('--')}"
+    text += _default("on" if field.default else "off")
+    return Flag(switch, field.name, is_flag=True, default=None, section=section, help=text)
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the user gave, checked as far as that goes without a model.
+
+    Raises OptionError for a value that is not allowed, an unknown drafter, or an option of another drafter.
+    """
+    from selfspec.engine import DEFAULT_DRAFT
+    from selfspec.request import Request
+
+    found = {name: value for name, value in options.items() if value is not None and value != ()}
+    draft = found.get("draft", DEFAULT_DRAFT)
+    asked = {field.name for field in fields(Request)}
+    Request(**{name: value for name, value in found.items() if name in asked})
+    rest = {name: value for name, value in found.items() if name not in asked}
+    _check_draft(draft, rest)
+    return found
+
+
+def _check_draft(draft: str, options: Mapping[str, Any]) -> None:
+    """Before the model is loaded, in the spelling of the command line."""
+    drafter = load_drafter(draft)
+    known = [field.name for field in described(drafter.Options)]
+    if unknown := [flag_name(name) for name in options if name not in known]:
+        raise OptionError(
+            f"drafter {draft!r} has no {', '.join(unknown)}; it has {', '.join(map(flag_name, known))}"
+        )
+    drafter.Options(**options)

@@ -1,0 +1,73 @@
+"""``selfspec generate``: one prompt, streamed, and one line that says how it was drafted."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from selfspec.cli.flags import ModelCommand
+from selfspec.cli.opening import open_engine
+from selfspec.cli.output import Painter, emit_json, examples, has_colours, note, summary
+from selfspec.cli.reading import read_prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from selfspec.request import Chunk
+
+
+_EXAMPLES = examples(
+    'selfspec generate "Name three primary colours."',
+    'selfspec generate "Name three primary colours." --draft early_exit --exit-layer 26 --gamma 2',
+    'selfspec generate "Count to ten." --temperature 0.8 --seed 1 --show-drafts',
+    'echo "Name three primary colours." | selfspec generate - --json',
+)
+
+
+@click.command("generate", cls=ModelCommand, epilog=_EXAMPLES)
+@click.argument("prompt", required=False)
+@click.option("--prompt-file", metavar="FILE", help="Read the prompt from a file (UTF-8).")
+@click.option("--system", metavar="TEXT", help="System message of the chat template.")
+@click.option("--no-chat", is_flag=True, help="Take the prompt as it is, without the chat template.")
+@click.option("--show-drafts", is_flag=True, help="Mark the tokens that were drafted and accepted.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the text.")
+def command(
+    prompt: str | None, prompt_file: str | None, as_json: bool, show_drafts: bool, **options: Any
+) -> None:
+    """Answer PROMPT; `-` reads it from stdin. A final newline of a file or of stdin is not part of it.
+
+    The text goes to stdout as it is written, one summary line to stderr: speed, α (accepted ÷ drafted
+    tokens), τ (tokens per round), rounds, drafter, plan and precision.
+    """
+    if as_json and show_drafts:
+        raise click.UsageError("--show-drafts marks the text, and --json prints none; give one of them")
+    text = read_prompt(prompt, prompt_file)
+    request = _only_given(system=options.pop("system"), chat=False if options.pop("no_chat") else None)
+    stream = open_engine({**options, **request}).stream(text)
+    if not as_json:
+        _write(stream, Painter(has_colours(sys.stdout)) if show_drafts else None)
+    completion = stream.completion
+    if as_json:
+        emit_json(completion.to_dict())
+    note(summary(completion))
+
+
+def _only_given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _write(chunks: Iterable[Chunk], painter: Painter | None) -> None:
+    """Write text as it becomes final; the line is ended however the generation ends."""
+    if painter:
+        note(painter.legend)
+    is_begun = False
+    try:
+        for chunk in chunks:
+            if text := painter.paint(chunk) if painter else chunk.text:
+                click.echo(text, nl=False, color=painter is not None or None)
+                is_begun = True
+    finally:
+        if is_begun:
+            click.echo(painter.end() if painter else "")

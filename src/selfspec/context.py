@@ -1,0 +1,168 @@
+"""Sequences in flight: tokens, cache and kept hidden states, and the only code that moves lengths.
+
+Between rounds a sequence of n tokens has keys and values for its first n - 1; the last token is *pending*:
+committed, its row still to be run. Row i of a round stands at position n - 1 + i: row 0 is the pending
+token, row i the i-th draft token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from selfspec.types import Array, Commit, Draft, FinishReason, LayerPlan, Rows, Sampling, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from selfspec.runtime.base import Cache, Runtime
+    from selfspec.sampling import Chance
+
+PREFILL_ROWS = 512
+
+
+@dataclass(eq=False, slots=True)
+class Text:
+    """One sequence in flight.
+
+    ``limit`` is the most tokens it may have, prompt included; ``ends(token)`` is asked once for every new
+    token, in order, and says whether the text is complete with it (end-of-text token or stop string).
+    The first ``cached`` tokens have their keys and values in the slot already.
+    """
+
+    index: int
+    slot: int
+    tokens: list[int]
+    limit: int
+    sampling: Sampling
+    chance: Chance
+    ends: Callable[[int], bool]
+    cached: int = 0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def pending(self) -> int:
+        """The last committed token, whose row has not run yet."""
+        return self.tokens[-1]
+
+    def room(self) -> int:
+        """How many tokens a draft may have: the bonus token takes one place of those that are left."""
+        return self.limit - len(self.tokens) - 1
+
+    def prefix(self, draft: Sequence[int]) -> Sequence[int]:
+        """The tokens before the one that follows ``draft``, for processors; not built when there are none."""
+        return [*self.tokens, *draft] if self.sampling.processors else ()
+
+    def extend(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Append tokens up to the one that ends the text; returns those appended."""
+        for count, token in enumerate(tokens, start=1):
+            self.tokens.append(token)
+            if self.ends(token):
+                self.finish_reason = "stop"
+            elif len(self.tokens) == self.limit:
+                self.finish_reason = "length"
+            if self.finish_reason:
+                return tuple(tokens[:count])
+        return tuple(tokens)
+
+
+class Context:
+    """What a drafter and the loop see of the model: rows to run, and texts to move forward."""
+
+    def __init__(self, runtime: Runtime, cache: Cache) -> None:
+        self.runtime = runtime
+        self.cache = cache
+        self.full = LayerPlan.full(runtime.config.num_layers)
+        self.row_layers = 0.0
+
+    def prefill(self, text: Text) -> Array:
+        """Run all layers over the prompt, in chunks; returns the logits [V] of its last row."""
+        hidden = None
+        for start in range(text.cached, len(text.tokens), PREFILL_ROWS):
+            chunk = text.tokens[start : start + PREFILL_ROWS]
+            rows = Rows.of([text.slot] * len(chunk), range(start, start + len(chunk)))
+            hidden = self._run(self.runtime.embed(chunk), self.full, rows)
+        assert hidden is not None
+        return self.runtime.logits(hidden[-1:])[0]
+
+    def step(self, plan: LayerPlan, texts: Sequence[Text], tokens: Sequence[int], depth: int) -> Array:
+        """Run ``plan`` over one draft row per text, ``depth`` rows past its pending one: [len(texts), d]."""
+        rows = Rows.of([t.slot for t in texts], [len(t.tokens) - 1 + depth for t in texts])
+        return self._run(self.runtime.embed(tokens), plan, rows)
+
+    def score(self, texts: Sequence[Text], drafts: Sequence[Draft]) -> list[Array]:
+        """One full pass over pending and draft tokens; per text the target's logits [len(draft) + 1, V].
+
+        Rows whose states the draft kept join at the layer where it left; the others start at layer 0.
+        """
+        tokens: list[int] = []
+        starts: list[int] = []
+        kept: list[Array] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        for text, draft in zip(texts, drafts, strict=True):
+            num_kept = 0
+            if draft.hidden is not None:
+                num_kept = min(draft.hidden.shape[0], len(draft) + 1)
+                kept.append(draft.hidden[:num_kept])
+            count = len(draft) + 1
+            tokens += [text.pending, *draft.tokens]
+            starts += [draft.layer] * num_kept + [0] * (count - num_kept)
+            slots += [text.slot] * count
+            positions += range(len(text.tokens) - 1, len(text.tokens) - 1 + count)
+        hidden = self._run_from(tokens, np.asarray(starts), kept, Rows.of(slots, positions))
+        logits = self.runtime.logits(hidden)
+        edges = np.cumsum([0, *(len(draft) + 1 for draft in drafts)])
+        return [logits[start:stop] for start, stop in pairwise(edges.tolist())]
+
+    def commit(self, text: Text, draft: Draft, verdict: Verdict) -> Commit:
+        """Move ``text`` forward by what was accepted and the bonus token, cut where it ends."""
+        tokens = text.extend((*draft.tokens[: verdict.accepted], verdict.bonus))
+        accepted = min(verdict.accepted, len(tokens))
+        text.cached = len(text.tokens) - 1
+        return Commit(text.index, tokens, len(draft), accepted, text.finish_reason)
+
+    def _run(self, hidden: Array, plan: LayerPlan, rows: Rows) -> Array:
+        self.row_layers += plan.row_layers * len(rows)
+        return self.runtime.run(hidden, plan, rows, self.cache)[0]
+
+    def _run_from(
+        self, tokens: list[int], starts: np.ndarray, kept: list[Array], rows: Rows
+    ) -> Array:
+        """Run each row from its start layer to the last; ``kept`` holds the states of those that start later."""
+        later = np.flatnonzero(starts > 0)
+        order = np.flatnonzero(starts == 0)
+        hidden = self.runtime.embed([tokens[r] for r in order]) if len(order) else None
+        states = _concatenate(kept) if kept else None
+        for start, stop in pairwise(sorted({0, *starts.tolist(), self.full.num_layers})):
+            if start > 0:
+                joining = np.flatnonzero(starts[later] == start)
+                hidden, order = _merge(hidden, order, _select(states, joining), later[joining])
+            if hidden is not None:
+                hidden = self._run(hidden, self.full.span(start, stop), rows.take(order))
+        return hidden
+
+
+def _concatenate(arrays: list[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else array_namespace(arrays[0]).concat(arrays, axis=0)
+
+
+def _select(array: Array, rows: np.ndarray) -> Array:
+    """The given rows of ``array`` [R, ...]; the array itself when that is all of them in order."""
+    whole = len(rows) == array.shape[0] and np.array_equal(rows, np.arange(len(rows)))
+    return array if whole else array[rows.tolist()]
+
+
+def _merge(
+    hidden: Array | None, order: np.ndarray, states: Array, joining: np.ndarray
+) -> tuple[Array, np.ndarray]:
+    """Put two sets of rows together in ascending row order."""
+    if hidden is None:
+        return states, joining
+    both = np.concatenate([joining, order])
+    ascending = np.argsort(both)
+    return _select(_concatenate([states, hidden]), ascending), both[ascending]

@@ -1,0 +1,64 @@
+"""Drafters by name, through entry points: built-ins use the same door as plug-ins."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+from selfspec.drafters.base import Drafter
+from selfspec.errors import OptionError
+
+if TYPE_CHECKING:
+    from selfspec.model.config import ModelConfig
+
+GROUP = "selfspec.drafters"
+
+
+def available() -> dict[str, EntryPoint]:
+    """Name -> entry point of every installed drafter; nothing is imported yet.
+
+    Raises OptionError when two packages claim one name.
+    """
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=GROUP):
+        known = found.setdefault(entry.name, entry)
+        if known.value != entry.value:
+            raise OptionError(
+                f"two drafters are named {entry.name!r} ({known.value} and {entry.value}); uninstall one"
+            )
+    return dict(sorted(found.items()))
+
+
+def drafter_class(name: str) -> type[Drafter]:
+    """Import the drafter called ``name``; raises OptionError with the names there are."""
+    entries = available()
+    if name not in entries:
+        raise OptionError(f"drafter is {name!r}; it must be one of {', '.join(entries)}")
+    found = entries[name].load()
+    if not (inspect.isclass(found) and issubclass(found, Drafter)):
+        raise OptionError(f"drafter {name!r} ({entries[name].value}) is not a selfspec Drafter")
+    return found
+
+
+def option_names(cls: type[Drafter]) -> list[str]:
+    """The names of a drafter's options."""
+    return [f.name for f in fields(cls.Options)]
+
+
+def create(draft: str | Drafter, config: ModelConfig, options: dict[str, Any]) -> Drafter:
+    """A drafter from its name and options, or a ready instance as it is.
+
+    Raises OptionError for an unknown name, an option that the drafter does not have, or a bad value.
+    """
+    if isinstance(draft, Drafter):
+        if options:
+            raise OptionError(f"options {', '.join(options)} were given with a drafter that is already made")
+        return draft
+    cls = drafter_class(draft)
+    if unknown := [name for name in options if name not in option_names(cls)]:
+        raise OptionError(
+            f"drafter {draft!r} has no option {', '.join(unknown)}; it has {', '.join(option_names(cls))}"
+        )
+    return cls(cls.Options(**options), config)

@@ -1,0 +1,124 @@
+"""The drafter seam: one file per method. Drafters propose; running, caching and verifying are not theirs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from selfspec.errors import OptionError
+from selfspec.types import require_types
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from selfspec.context import Context, Text
+    from selfspec.model.config import ModelConfig
+    from selfspec.types import Commit, Draft, LayerPlan
+
+MAX_GAMMA = 64
+
+
+def option(default: Any, text: str) -> Any:
+    """A field of an options dataclass, with the sentence that ``--help`` and the docs show."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """Options that every drafter has; command-line flags and docs are made from the fields."""
+
+    gamma: int = option(4, "Most tokens to draft per round (γ); 0 drafts nothing.")
+    confidence: float = option(
+        0.0, "Stop drafting after a token whose confidence is below this; 0 never stops early."
+    )
+    adaptive: bool = option(
+        False, "Move the confidence threshold after every round (Draft & Verify), starting at --confidence."
+    )
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        if not 0 <= self.gamma <= MAX_GAMMA:
+            raise OptionError(f"gamma is {self.gamma}; it must be 0 (no drafts) to {MAX_GAMMA}")
+        if not 0.0 <= self.confidence <= 1.0:
+            raise OptionError(f"confidence is {self.confidence}; it must be 0 (never stop early) to 1")
+
+
+class ConfidenceStop:
+    """Ends a draft after a token of low confidence, with the threshold controller of Draft & Verify.
+
+    The token that triggers the stop is kept in the draft, so the decision depends only on what is submitted
+    and the output law is untouched. After every verification the acceptance rate is averaged
+    (m <- m/2 + accepted/drafted/2) and the threshold drifts by 0.01, smoothed by 0.9: up while m is below
+    0.9, else down, unless the draft had its full length (arXiv 2309.08168, section 3.3 and its code).
+    """
+
+    TARGET = 0.9
+    STEP = 0.01
+    MOMENTUM = 0.9
+
+    def __init__(self, options: DraftOptions) -> None:
+        self.threshold = options.confidence
+        self._adaptive = options.adaptive
+        self._gamma = options.gamma
+        self._acceptance = self.TARGET
+
+    @property
+    def is_on(self) -> bool:
+        """Whether confidences are looked at; drafters may skip computing them otherwise."""
+        return self.threshold > 0.0 or self._adaptive
+
+    def after(self, confidence: float) -> bool:
+        """Whether to stop after a token of this confidence."""
+        return self.is_on and confidence < self.threshold
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Learn from one verified draft."""
+        if not self._adaptive or not drafted:
+            return
+        self._acceptance = 0.5 * self._acceptance + 0.5 * accepted / drafted
+        moved = self.threshold
+        if self._acceptance < self.TARGET:
+            moved += self.STEP
+        elif drafted < self._gamma:
+            moved -= self.STEP
+        smoothed = self.MOMENTUM * self.threshold + (1 - self.MOMENTUM) * moved
+        self.threshold = min(max(smoothed, 0.0), 1.0)
+
+
+class Drafter(ABC):
+    """Guesses the next tokens of every text in flight.
+
+    The loop calls ``begin`` once per text after its prefill, then ``propose`` and ``observe`` in turn, then
+    ``end``. ``name`` is that of its entry point, ``Options``
+    the frozen dataclass of its options, ``summary`` its line in
+    ``selfspec drafters``.
+    """
+
+    Options: ClassVar[type[DraftOptions]] = DraftOptions
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    def __init__(self, options: DraftOptions, config: ModelConfig) -> None:
+        self.options = options
+        self.config = config
+        self.stop = ConfidenceStop(options)
+
+    @property
+    def plan(self) -> LayerPlan | None:
+        """The layers that a draft step runs; None when it runs none."""
+        return None
+
+    def begin(self, text: Text) -> None:  # noqa: B027 (optional)
+        """A text enters."""
+
+    @abstractmethod
+    def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
+        """One draft per text, of at most its γ tokens; an empty `Draft` where there is nothing to propose."""
+
+    def observe(self, text: Text, commit: Commit) -> None:
+        """Learn what became of the draft; ``text`` has moved forward already."""
+        self.stop.observe(commit.drafted, commit.accepted)
+
+    def end(self, text: Text) -> None:  # noqa: B027 (optional)
+        """A text leaves; free what is kept for it."""

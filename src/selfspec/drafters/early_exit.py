@@ -1,0 +1,99 @@
+"""Early exit: the same model drafts with its first k layers and its own head (LayerSkip, arXiv 2404.16710).
+
+What the draft computed below layer k is what the target would compute, so verification resumes there from
+the kept hidden states: the shallow layers run once per row, and the draft needs no cache of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from array_api_compat import array_namespace
+
+from selfspec.drafters.base import Drafter, DraftOptions, option
+from selfspec.sampling import distribution, token_probability
+from selfspec.types import Array, Distribution, Draft, LayerPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from selfspec.context import Context, Text
+    from selfspec.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class EarlyExitOptions(DraftOptions):
+    """Options of `EarlyExit`."""
+
+    exit_layer: int | None = option(
+        None, "Layer k at which the draft leaves: it runs layers [0, k), 1 <= k < layers. Default: 7/8 of them."
+    )
+
+
+class _Chain:
+    """The draft of one text while it grows."""
+
+    def __init__(self, text: Text, gamma: int) -> None:
+        self.text = text
+        self.gamma = gamma
+        self.tokens: list[int] = []
+        self.laws: list[Distribution] = []
+        self.hidden: list[Array] = []
+
+    @property
+    def last(self) -> int:
+        return self.tokens[-1] if self.tokens else self.text.pending
+
+    def draft(self, layer: int) -> Draft:
+        if not self.tokens:
+            return Draft()
+        xp = array_namespace(self.hidden[0])
+        laws = None if self.text.sampling.is_greedy else tuple(self.laws)
+        return Draft(tuple(self.tokens), laws, xp.concat(self.hidden, axis=0), layer)
+
+
+class EarlyExit(Drafter):
+    """Drafts with layers [0, k) and the model's own final norm and head."""
+
+    Options = EarlyExitOptions
+    name = "early_exit"
+    summary = "the same model, leaving at layer k, with its own head; no extra weights or KV"
+
+    def __init__(self, options: EarlyExitOptions, config: ModelConfig) -> None:
+        super().__init__(options, config)
+        layer = options.exit_layer
+        if layer is None:
+            layer = max(1, config.num_layers * 7 // 8)
+        self._plan = LayerPlan.exit_at(config.num_layers, layer)
+
+    @property
+    def plan(self) -> LayerPlan:
+        """The layers of one draft step."""
+        return self._plan
+
+    def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
+        """Chains of γ tokens, shorter where the confidence stop ends them."""
+        chains = [_Chain(text, gamma) for text, gamma in zip(texts, gammas, strict=True)]
+        growing = [chain for chain in chains if chain.gamma > 0]
+        depth = 0
+        while growing:
+            hidden = context.step(self._plan, [c.text for c in growing], [c.last for c in growing], depth)
+            logits = context.runtime.logits(hidden)
+            depth += 1
+            growing = [
+                chain
+                for i, chain in enumerate(growing)
+                if self._grow(chain, hidden[i : i + 1], logits[i]) and depth < chain.gamma
+            ]
+        return [chain.draft(self._plan.shared_prefix) for chain in chains]
+
+    def _grow(self, chain: _Chain, hidden: Array, logits: Array) -> bool:
+        """Add the next token; False when its confidence ends the draft."""
+        text = chain.text
+        law = distribution(logits, text.sampling, text.prefix(chain.tokens))
+        token = text.chance.pick(law)
+        chain.tokens.append(token)
+        chain.laws.append(law)
+        chain.hidden.append(hidden)
+        return not (self.stop.is_on and self.stop.after(token_probability(logits, token)))

@@ -1,0 +1,171 @@
+"""The conversion cache: every source is converted once, completely or not at all, and checked on each use."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from selfspec.errors import ModelError
+from selfspec.model.disk import sync
+from selfspec.model.reading import one_line, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+VARIABLE = "SELFSPEC_CACHE"
+FORMAT = 1  # of an entry; a new number makes all entries anew
+MANIFEST = "selfspec.json"
+
+
+def cache_folder() -> Path:
+    """Where conversions are kept: ``SELFSPEC_CACHE``, else the user's cache folder of the system."""
+    if given := os.environ.get(VARIABLE):
+        return Path(given).expanduser().absolute()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("selfspec", appauthor=False)
+
+
+def converted(source: Path, convert: Callable[[Path, Path], None], notify: Callable[[str], None]) -> Path:
+    """The folder that ``convert(source, folder)`` filled for this source, now or earlier.
+
+    An entry belongs to the content of the source, not to its name. It appears by one rename, so an
+    interrupted conversion leaves nothing; processes that want the same entry at once take turns. Sizes and
+    checksums are verified on every call; a damaged entry is made anew, and ``notify`` is told.
+
+    Raises
+    ------
+    ModelError
+        The cache folder cannot be written, or is full. What ``convert`` raises passes through.
+    """
+    try:
+        sha256 = _sha256(source)
+    except OSError as error:
+        raise ModelError(f"cannot read {quoted(source)}: {one_line(error.strerror)}") from error
+    home = cache_folder()
+    entry = home / f"{sha256[:32]}-v{FORMAT}"
+    if _problem(entry) is None:
+        return entry
+    with _writable(home), _turn(entry, source, notify):
+        problem = _problem(entry)  # again: another process may have been faster
+        if problem is None:
+            return entry
+        _sweep(home, entry)
+        if entry.exists():
+            notify(f"the converted {source.name} in {entry} is damaged ({problem}); converting it again")
+            _remove(entry)
+        else:
+            notify(f"converting {source.name}, once; the result stays in {entry}")
+        _build(source, entry, sha256, convert)
+    return entry
+
+
+@contextmanager
+def _writable(home: Path) -> Iterator[None]:
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ModelError(
+            f"cannot write the cache folder {quoted(home)}: {one_line(error.strerror or error)}; "
+            f"set {VARIABLE} to a folder that can be written"
+        ) from error
+
+
+@contextmanager
+def _turn(entry: Path, source: Path, notify: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of an entry; the system releases it when a process dies."""
+    lock = _lock(entry)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        notify(f"waiting for another process that converts {source.name}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _lock(entry: Path) -> FileLock:
+    return FileLock(entry.with_name(f"{entry.name}.lock"))
+
+
+def _build(source: Path, entry: Path, sha256: str, convert: Callable[[Path, Path], None]) -> None:
+    scratch = Path(tempfile.mkdtemp(prefix=f"{entry.name}.tmp-", dir=entry.parent))
+    try:
+        convert(source, scratch)
+        manifest = {
+            "format": FORMAT,
+            "source": {"name": source.name, "size": source.stat().st_size, "sha256": sha256},
+            "files": {path.name: _described(path) for path in sorted(scratch.iterdir())},
+        }
+        (scratch / MANIFEST).write_text(json.dumps(manifest, indent=2))
+        for path in (*scratch.iterdir(), scratch):
+            sync(path)
+        scratch.chmod(0o755)
+        scratch.rename(entry)
+        sync(entry.parent)
+    finally:  # of an interruption too; after the rename there is nothing to remove
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _remove(entry: Path) -> None:
+    """Take a damaged entry away in one step; who still reads it keeps its files."""
+    grave = Path(tempfile.mkdtemp(prefix=f"{entry.name}.tmp-", dir=entry.parent))
+    entry.rename(grave / "damaged")
+    shutil.rmtree(grave, ignore_errors=True)
+
+
+def _sweep(home: Path, own: Path) -> None:
+    """Remove what processes left that died while converting: their locks are free. Ours is held by us."""
+    for scratch in home.glob("*.tmp-*"):
+        entry = scratch.with_name(scratch.name.split(".tmp-")[0])
+        if entry == own:
+            shutil.rmtree(scratch, ignore_errors=True)
+            continue
+        lock = _lock(entry)
+        try:
+            with lock.acquire(timeout=0):
+                shutil.rmtree(scratch, ignore_errors=True)
+        except Timeout:
+            pass
+
+
+def _problem(entry: Path) -> str | None:
+    """What is wrong with an entry; None if it is as it was written."""
+    if not entry.is_dir():
+        return "it does not exist"
+    try:
+        files: dict[str, dict[str, Any]] = json.loads((entry / MANIFEST).read_bytes())["files"]
+        there = {path.name for path in entry.iterdir()} - {MANIFEST}
+        if there != set(files):
+            return f"{', '.join(sorted(there ^ set(files)))} missing or unexpected"
+        for name, expected in files.items():
+            size = (entry / name).stat().st_size
+            if size != expected["size"]:
+                return f"{name} has {size} bytes, not {expected['size']}"
+        # the small files first
+        for name, expected in sorted(files.items(), key=lambda item: item[1]["size"]):
+            if _sha256(entry / name) != expected["sha256"]:
+                return f"{name} has a wrong checksum"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return one_line(error)
+    return None
+
+
+def _described(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,61 @@
+"""The runtime: the seam for hardware. It knows layers, cache memory and masks, and nothing of drafting."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from selfspec.model.config import ModelConfig
+    from selfspec.types import Array, LayerPlan, Rows, Tap
+
+
+class Cache(ABC):
+    """Keys and values of ``slots`` sequences of up to ``length`` cells each; who owns which is not its concern."""
+
+    slots: int
+    length: int
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes held."""
+
+
+class Runtime(ABC):
+    """Runs layer plans over flat sets of rows. R rows, d hidden width, V vocabulary.
+
+    Nothing here keeps lengths or positions: they come with every call, so a roll-back costs nothing.
+    """
+
+    name: str
+    precision: str
+    value_bytes: int  # of one number in a hidden state
+    config: ModelConfig
+
+    @abstractmethod
+    def embed(self, tokens: Sequence[int]) -> Array:
+        """Hidden states [R, d] that enter layer 0."""
+
+    @abstractmethod
+    def run(
+        self, hidden: Array, plan: LayerPlan, rows: Rows, cache: Cache, taps: Sequence[Tap] = ()
+    ) -> tuple[Array, Mapping[Tap, Array]]:
+        """Run the sub-layers of ``plan`` over ``hidden`` [R, d]; keys and values land in the rows' cells.
+
+        Returns the residual stream after the plan, and after each sub-layer named in ``taps``.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: Array) -> Array:
+        """Final norm and LM head over ``hidden`` [R, d]: logits [R, V] in float32 or wider."""
+
+    @abstractmethod
+    def new_cache(self, slots: int, length: int) -> Cache:
+        """An empty cache of ``slots`` sequences of up to ``length`` cells."""
+
+    @abstractmethod
+    def keep(self, cache: Cache, rows: Rows) -> None:
+        """Say which rows of the last pass stay. Nothing to do where every draft is a chain."""

@@ -1,0 +1,274 @@
+"""The torch runtime: one configurable transformer over the tensors it is given, with a static KV cache.
+
+It shares the parameter tensors of a Hugging Face model (no copy). Rows are flat: [R, ...] with a slot and a
+position each, so prefill chunks, draft steps, verification and ragged batches are one code path. On a CPU
+the logits come back as NumPy arrays (a view, no copy), whose sorts and sums are several times faster there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
+
+from selfspec.errors import OptionError
+from selfspec.runtime.base import Cache, Runtime
+from selfspec.runtime.products import linear
+from selfspec.types import Array, LayerPlan, Rows, Tap
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from selfspec.model.config import ModelConfig, Rope
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class TorchCache(Cache):
+    """Keys and values per layer: [slots, length, KV heads, head width]. Zeroed, so unused cells stay finite."""
+
+    def __init__(self, config: ModelConfig, slots: int, length: int, like: Tensor) -> None:
+        self.slots, self.length = slots, length
+        shape = (slots, length, config.num_kv_heads, config.head_dim)
+        self.keys = [like.new_zeros(shape) for _ in range(config.num_layers)]
+        self.values = [like.new_zeros(shape) for _ in range(config.num_layers)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(t.nbytes for t in self.keys + self.values)
+
+
+class _Layer:
+    """The tensors of one layer."""
+
+    def __init__(self, weights: Mapping[str, Tensor], index: int) -> None:
+        def get(name: str) -> tuple[Tensor, Tensor | None]:
+            full = f"model.layers.{index}.{name}"
+            return weights[f"{full}.weight"], weights.get(f"{full}.bias")
+
+        self.attention_norm, _ = get("input_layernorm")
+        self.q, self.k, self.v = get("self_attn.q_proj"), get("self_attn.k_proj"), get("self_attn.v_proj")
+        self.o = get("self_attn.o_proj")
+        self.mlp_norm, _ = get("post_attention_layernorm")
+        self.gate, self.up, self.down = get("mlp.gate_proj"), get("mlp.up_proj"), get("mlp.down_proj")
+
+
+class _Placement:
+    """Where the rows of one pass read and write, computed once for all its layers."""
+
+    def __init__(self, rows: Rows, cache: TorchCache, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
+        device = inverse_frequencies.device
+        assert int(rows.positions.max()) < cache.length
+        self.slots = torch.from_numpy(rows.slots).to(device)
+        self.positions = torch.from_numpy(rows.positions).to(device)
+        angles = self.positions.float()[:, None] * inverse_frequencies
+        angles = torch.cat((angles, angles), dim=-1)[:, None, :]
+        self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)  # [R, 1, head width]
+        self.visible = int(rows.positions.max()) + 1
+        slots, segment = np.unique(rows.slots, return_inverse=True)
+        self.single = int(slots[0]) if len(slots) == 1 else None
+        self.mask: Tensor | None = None
+        if self.single is None:
+            self._pad(slots, segment.reshape(-1), device)
+        elif len(rows) > 1:
+            cells = torch.arange(self.visible, device=device)
+            self.mask = cells <= self.positions[:, None]  # [R, visible]
+
+    def _pad(self, slots: np.ndarray[Any, Any], segment: np.ndarray[Any, Any], device: torch.device) -> None:
+        """Give every slot the same number of rows: row r becomes [segment, offset] of [slots, widest]."""
+        counts = np.zeros(len(slots), dtype=np.int64)
+        offset = np.empty_like(segment)
+        for r, s in enumerate(segment):
+            offset[r] = counts[s]
+            counts[s] += 1
+        self.segment = torch.from_numpy(segment).to(device)
+        self.offset = torch.from_numpy(offset).to(device)
+        self.shape = (len(slots), int(counts.max()))
+        self.distinct = torch.from_numpy(slots).to(device)
+        last = torch.zeros(self.shape, dtype=torch.int64, device=device)  # padding sees cell 0, and is dropped
+        last[self.segment, self.offset] = self.positions
+        cells = torch.arange(self.visible, device=device)
+        self.mask = (cells <= last[:, :, None])[:, None]  # [slots, 1, widest, visible]
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of q [R, heads, width] over the cells that each row sees: [R, heads, width]."""
+        if self.single is not None:
+            k, v = keys[self.single, : self.visible], values[self.single, : self.visible]
+            out = _attention(q[None], k[None], v[None], self.mask)
+            return out[0]
+        k, v = keys[self.distinct, : self.visible], values[self.distinct, : self.visible]
+        padded = q.new_zeros(*self.shape, *q.shape[1:])
+        padded[self.segment, self.offset] = q
+        return _attention(padded, k, v, self.mask)[self.segment, self.offset]
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Grouped-query attention; q, k, v are [batch, rows or cells, heads, width], and so is the result."""
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, enable_gqa=True
+    )
+    return out.transpose(1, 2)
+
+
+def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Rotary inverse frequencies [head_dim / 2] in float32, scaled as ``rope.kind`` says."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    plain = 1.0 / rope.theta**exponents
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "llama3":
+        wavelength = 2 * math.pi / plain
+        ratio = rope.original_context / wavelength
+        blend = (ratio - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        blend = blend.clamp(0.0, 1.0)  # 0 for long wavelengths: fully scaled; 1 for short ones: untouched
+        return (1 - blend) * plain / rope.factor + blend * plain
+    return plain
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos + turned * sin
+
+
+class TorchRuntime(Runtime):
+    """Runs plans of a Llama-type decoder in torch.
+
+    Parameters
+    ----------
+    config
+        Sizes and switches.
+    weights
+        Canonical (Hugging Face Llama) name to tensor; used as they are, never copied. A tied model needs no
+        ``lm_head.weight``.
+    """
+
+    name = "torch"
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+        self.config = config
+        self._embedding = weights["model.embed_tokens.weight"]
+        self._layers = [_Layer(weights, i) for i in range(config.num_layers)]
+        self._norm = weights["model.norm.weight"]
+        self._head = self._embedding if config.tied_head else weights["lm_head.weight"]
+        self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(self._embedding.device)
+        self.precision = str(self._embedding.dtype).removeprefix("torch.")
+        self.value_bytes = self._embedding.element_size()
+
+    @classmethod
+    def load(
+        cls, config: ModelConfig, files: Mapping[str, Any], dtype: str | None = None, device: str = "auto"
+    ) -> TorchRuntime:
+        """Read weights from safetensors ``files`` (canonical name -> path), each converted to ``dtype``.
+
+        ``dtype`` None keeps the stored precision. Raises OptionError for an unknown dtype or device.
+        """
+        from safetensors import safe_open
+
+        chosen = _dtype(dtype or config.dtype)
+        target = _device(device)
+        weights: dict[str, Tensor] = {}
+        for path in sorted(set(files.values())):
+            with safe_open(path, framework="pt", device=str(target)) as reader:
+                for name in (n for n, p in files.items() if p == path):
+                    weights[name] = reader.get_tensor(name).to(chosen)
+        return cls(config, weights)
+
+    @classmethod
+    def of(cls, model: Any) -> TorchRuntime:
+        """Share the parameter tensors of a transformers model (a ``PreTrainedModel``)."""
+        from selfspec.model.families import config_from_hf
+
+        return cls(config_from_hf(model.config.to_dict()), model.state_dict())
+
+    def embed(self, tokens: Sequence[int]) -> Array:
+        """Hidden states [R, d] that enter layer 0."""
+        with torch.no_grad():
+            return F.embedding(torch.tensor(tokens, device=self._embedding.device), self._embedding)
+
+    def new_cache(self, slots: int, length: int) -> TorchCache:
+        """An empty cache in the precision of the weights."""
+        return TorchCache(self.config, slots, length, self._embedding)
+
+    def keep(self, cache: Cache, rows: Rows) -> None:
+        """Nothing to do for a chain: cells past the committed length are overwritten."""
+
+    def run(
+        self, hidden: Array, plan: LayerPlan, rows: Rows, cache: Cache, taps: Sequence[Tap] = ()
+    ) -> tuple[Array, dict[Tap, Array]]:
+        """Run ``plan`` over ``hidden`` [R, d]; see `Runtime.run`."""
+        assert isinstance(cache, TorchCache)
+        assert plan.num_layers == self.config.num_layers
+        assert hidden.shape[0] == len(rows)
+        tapped: dict[Tap, Array] = {}
+        with torch.no_grad():
+            placement = _Placement(rows, cache, self._frequencies, hidden.dtype)
+            for step in plan.steps:
+                layer = self._layers[step.layer]
+                if step.part == "attention":
+                    store = (cache.keys[step.layer], cache.values[step.layer])
+                    hidden = hidden + self._attention(layer, hidden, placement, store)
+                else:
+                    hidden = hidden + self._mlp(layer, hidden)
+                if step in taps:
+                    tapped[Tap(*step)] = hidden
+        return hidden, tapped
+
+    def logits(self, hidden: Array) -> Array:
+        """Logits [R, V] in float32 or float64: a NumPy array where the weights are on a CPU."""
+        with torch.no_grad():
+            out = linear(self._normed(hidden, self._norm), self._head)
+            if out.dtype in (torch.float16, torch.bfloat16):
+                out = out.float()
+            return out.contiguous().numpy() if out.device.type == "cpu" else out
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMSNorm with its statistics in float32 whatever the precision, as transformers computes it."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.norm_eps)
+        return weight * wide.to(x.dtype)
+
+    def _attention(
+        self, layer: _Layer, hidden: Tensor, placement: _Placement, store: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        x = self._normed(hidden, layer.attention_norm)
+        width = self.config.head_dim
+        q = linear(x, *layer.q).unflatten(-1, (-1, width))
+        k = linear(x, *layer.k).unflatten(-1, (-1, width))
+        v = linear(x, *layer.v).unflatten(-1, (-1, width))
+        keys, values = store
+        keys[placement.slots, placement.positions] = _rotate(k, placement.cos, placement.sin)
+        values[placement.slots, placement.positions] = v
+        q = _rotate(q, placement.cos, placement.sin)
+        return linear(placement.attend(q, keys, values).flatten(1), *layer.o)
+
+    def _mlp(self, layer: _Layer, hidden: Tensor) -> Tensor:
+        x = self._normed(hidden, layer.mlp_norm)
+        return linear(F.silu(linear(x, *layer.gate)) * linear(x, *layer.up), *layer.down)
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise OptionError(f"dtype is {name!r}; it must be one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise OptionError(f"device {name!r} cannot be used here ({reason}); use auto, cpu or cuda") from error

@@ -1,0 +1,244 @@
+"""Losslessness: speculative output is the oracle's, everywhere a draft can end, be rejected or be cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from doubles import MarkovRuntime, run, tiny_runtime
+
+from selfspec.drafters.early_exit import EarlyExit
+from selfspec.reference import oracle
+from selfspec.runtime.torch import TorchRuntime
+from selfspec.sampling import Chance
+from selfspec.types import Commit, LayerPlan, Rows, Sampling, Stats
+
+PROMPT = [5, 17, 3, 3, 42, 5, 17]
+NEW = 20
+
+
+@pytest.fixture(scope="module")
+def runtime() -> TorchRuntime:
+    return tiny_runtime()
+
+
+@pytest.fixture(scope="module")
+def expected(runtime) -> list[int]:
+    return oracle(runtime, PROMPT, NEW, Chance(0))
+
+
+def scripts(expected):
+    """Drafters of known acceptance: always right, always wrong, right for some tokens only."""
+
+    def right(tokens, gamma):
+        at = len(tokens) - len(PROMPT)
+        return expected[at : at + gamma]
+
+    def wrong(tokens, gamma):
+        return [(t + 1) % 61 for t in right(tokens, gamma)]
+
+    def mixed(tokens, gamma):
+        draft = right(tokens, gamma)
+        cut = len(tokens) % (gamma + 1)
+        return draft[:cut] + wrong(tokens, gamma)[cut:]
+
+    return {"right": right, "wrong": wrong, "mixed": mixed}
+
+
+DRAFTERS = [
+    *[("early_exit", {"exit_layer": k}) for k in range(1, 5)],
+    ("early_exit", {"exit_layer": 3, "confidence": 0.05, "adaptive": True}),
+    ("ngram", {"min_ngram": 1}),
+    ("ngram", {"min_ngram": 1, "confidence": 0.6, "adaptive": True}),
+    *[("scripted", {"script": name}) for name in ("right", "wrong", "mixed")],
+]
+
+
+def made(name, options, expected, gamma):
+    options = {**options, "gamma": gamma}
+    if name == "scripted":
+        options["script"] = scripts(expected)[options["script"]]
+    return options
+
+
+def name_of(case):
+    return "-".join(str(v) for v in (case[0], *case[1].values()))
+
+
+def check_cache(context, texts, _round):
+    """After every round the cache holds what a fresh prefill of the committed tokens would."""
+    runtime = context.runtime
+    for text in texts:
+        tokens = text.tokens[: text.cached]
+        fresh = runtime.new_cache(1, len(tokens))
+        rows = Rows.of([0] * len(tokens), range(len(tokens)))
+        runtime.run(runtime.embed(tokens), LayerPlan.full(runtime.config.num_layers), rows, fresh)
+        for ours, theirs in zip(
+            context.cache.keys + context.cache.values, fresh.keys + fresh.values, strict=True
+        ):
+            assert (ours[text.slot, : len(tokens)] - theirs[0]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("gamma", range(9))
+@pytest.mark.parametrize("case", DRAFTERS, ids=name_of)
+def test_greedy_equals_the_oracle_and_the_cache_a_fresh_prefill(runtime, expected, case, gamma):
+    """Guards the whole round: resumption, roll-back, bonus token, γ = 0, and a cache reset or shifted by one."""
+    options = made(*case, expected, gamma)
+    (text,) = run(runtime, [PROMPT], case[0], options, new_tokens=NEW, each_round=check_cache)
+    assert text.tokens[len(PROMPT) :] == expected
+    assert text.finish_reason == "length"
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 8])
+@pytest.mark.parametrize("case", DRAFTERS, ids=name_of)
+def test_every_end_cuts_where_plain_decoding_stops(runtime, expected, case, gamma):
+    """Guards ends inside an accepted run: end-of-text, and the length (HF #47912, #46993)."""
+    options = made(*case, expected, gamma)
+    for stop in range(1, NEW + 1):
+        (text,) = run(runtime, [PROMPT], case[0], options, new_tokens=stop)
+        assert text.tokens[len(PROMPT) :] == expected[:stop]
+        assert text.finish_reason == "length"
+        eos = expected[stop - 1]
+        want = expected[: expected.index(eos) + 1]
+        (text,) = run(runtime, [PROMPT], case[0], options, new_tokens=NEW, ends=lambda t, e=eos: t == e)
+        assert text.tokens[len(PROMPT) :] == want
+        assert text.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("case", [DRAFTERS[1], DRAFTERS[5], DRAFTERS[6]], ids=name_of)
+def test_a_ragged_batch_equals_its_texts_alone(runtime, case):
+    """Guards flat rows in the loop: different lengths, ends and acceptance per text, one pass for all."""
+    prompts = [PROMPT, [1], [9, 9, 9, 9, 2], list(range(30))]
+    options = made(*case, [], 4)
+    texts = run(runtime, prompts, case[0], options, new_tokens=[20, 3, 11, 17], each_round=check_cache)
+    for prompt, text, count in zip(prompts, texts, [20, 3, 11, 17], strict=True):
+        assert text.tokens[len(prompt) :] == oracle(runtime, prompt, count, Chance(0))
+
+
+@pytest.mark.parametrize("case", DRAFTERS[-5:], ids=name_of)
+@pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(1.3, top_k=9, top_p=0.9)])
+def test_deterministic_drafts_give_the_plain_sample_of_the_same_seed(runtime, expected, case, sampling):
+    """Guards the promise of `verify`: with one seed, look-up changes the speed and not one token."""
+    plain = oracle(runtime, PROMPT, NEW, Chance(3), sampling)
+    options = made(*case, plain, 4)
+    (text,) = run(runtime, [PROMPT], case[0], options, new_tokens=NEW, sampling=sampling, seed=3)
+    assert text.tokens[len(PROMPT) :] == plain
+
+
+@pytest.mark.parametrize("exit_layer", range(1, 5))
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_row_layers_are_counted_and_are_what_they_must_be(runtime, exit_layer, gamma):
+    """Guards "no layer runs twice": γ drafts at exit k cost (γ + 1) * L row-layers, γ * k of them in the draft."""
+    rounds = []
+    options = {"exit_layer": exit_layer, "gamma": gamma}
+    counted = Counting(runtime)
+    run(counted, [PROMPT], "early_exit", options, each_round=lambda c, t, r: rounds.append((r, counted.take())))
+    assert rounds[0][1] == len(PROMPT) * 5
+    for round_, truth in rounds[1:]:
+        drafted = round_.commits[0].drafted
+        assert drafted <= gamma
+        assert round_.draft_row_layers == drafted * exit_layer
+        assert round_.draft_row_layers + round_.verify_row_layers == (drafted + 1) * 5 == truth
+    assert any(r.commits[0].drafted == gamma for r, _ in rounds)
+
+
+class Counting(TorchRuntime):
+    """Counts layers times rows where they run, to check the context's own count."""
+
+    def __init__(self, runtime):
+        self.__dict__ |= runtime.__dict__
+        self.count = 0.0
+
+    def run(self, hidden, plan, rows, cache, taps=()):
+        self.count += len(plan.steps) / 2 * len(rows)
+        return super().run(hidden, plan, rows, cache, taps)
+
+    def take(self):
+        count, self.count = self.count, 0.0
+        return count
+
+
+LAWS = [Sampling(1.0), Sampling(0.7, top_k=3), Sampling(1.3, top_p=0.8)]
+
+
+@pytest.mark.parametrize("sampling", LAWS, ids=["t1", "t.7 k3", "t1.3 p.8"])
+def test_sampled_output_has_the_targets_law(sampling):
+    """Chi-square end to end on 200,000 transitions of a toy chain; false alarms: 1 in a million per run."""
+    runtime = MarkovRuntime()
+    counts = transitions(runtime, sampling, "early_exit", {"exit_layer": 2, "gamma": 3})
+    assert counts.sum() >= 200_000
+    assert chi_square(counts, runtime.transition(sampling)) < critical(counts, runtime.transition(sampling))
+
+
+def test_chi_square_catches_a_biased_verifier(monkeypatch):
+    """The negative control: a verifier that takes the bonus from p instead of the residual must be seen."""
+    from test_verify import bonus_without_residual
+
+    monkeypatch.setattr("selfspec.decode.verify_chain", bonus_without_residual)
+    runtime, sampling = MarkovRuntime(), Sampling(1.0)
+    counts = transitions(runtime, sampling, "early_exit", {"exit_layer": 2, "gamma": 3}, texts=100)
+    assert chi_square(counts, runtime.transition(sampling)) > critical(counts, runtime.transition(sampling))
+
+
+def transitions(runtime, sampling, drafter, options, texts=400):
+    """Counts [V, V] of (last token, next token) over ``texts`` sampled texts of 501 tokens."""
+    size = runtime.config.vocab_size
+    counts = np.zeros((size, size))
+    for done in run(runtime, [[i % size] for i in range(texts)], drafter, options, new_tokens=501, sampling=sampling):
+        np.add.at(counts, (done.tokens[:-1], done.tokens[1:]), 1)
+    return counts
+
+
+def chi_square(counts, law):
+    """Pearson's statistic against the rows of ``law``; infinite if something impossible was seen."""
+    if counts[law == 0.0].any():
+        return np.inf
+    want = counts.sum(axis=1, keepdims=True) * law
+    return float((((counts - want) ** 2)[law > 0] / want[law > 0]).sum())
+
+
+def critical(counts, law):
+    """The 1 - 1e-6 quantile of the statistic (Wilson and Hilferty's cube of a normal)."""
+    freedom = int((law > 0).sum()) - len(counts)
+    return freedom * (1 - 2 / (9 * freedom) + 4.753 * np.sqrt(2 / (9 * freedom))) ** 3
+
+
+def test_buffers_are_within_their_formulas(runtime, monkeypatch):
+    """Guards the memory claim: what a draft keeps is γ*d states and γ*V probabilities, and KV is plain's."""
+    sizes = []
+    propose = EarlyExit.propose
+
+    def measured(self, context, texts, gammas):
+        drafts = propose(self, context, texts, gammas)
+        for draft, gamma in zip(drafts, gammas, strict=True):
+            laws = sum(law.probs.nbytes for law in draft.laws or ())
+            states = 0 if draft.hidden is None else draft.hidden.nbytes
+            sizes.append((states, gamma * 32 * 8, laws, gamma * 61 * 8))
+        return drafts
+
+    monkeypatch.setattr(EarlyExit, "propose", measured)
+    seen = []
+    for drafter, options in (("plain", {}), ("early_exit", {"exit_layer": 3, "gamma": 4})):
+        run(
+            runtime,
+            [PROMPT],
+            drafter,
+            options,
+            sampling=Sampling(1.0),
+            each_round=lambda c, t, r: seen.append(c.cache.nbytes),
+        )
+    assert len(set(seen)) == 1
+    assert all(states == most and laws == bound for states, most, laws, bound in sizes)
+
+
+def test_stats_add_up():
+    """Guards the reported numbers: τ counts the bonus token, α does not."""
+    stats = Stats()
+    runtime = MarkovRuntime()
+    run(runtime, [[0]], "early_exit", {"exit_layer": 2, "gamma": 2}, each_round=lambda c, t, r: stats.add(r))
+    assert stats.tokens == 24
+    assert stats.tokens - 1 == stats.accepted + stats.rounds  # no text ended inside a draft here
+    assert stats.mean_accepted_length == pytest.approx(1 + stats.accepted / stats.rounds)
+    assert stats.acceptance_rate == pytest.approx(stats.accepted / stats.drafted)
+    assert sum(stats.drafted_per_position) == stats.drafted
+    assert sum(stats.accepted_per_position) == stats.accepted
+    assert isinstance(Commit(0, (1,), 0, 0, None), Commit)
