@@ -5,3 +5,8 @@ from __future__ import annotations
 import torch
 
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser):
+    """Held-back prompts for the slow tests."""
+    parser.addoption("--data", default=None, help="JSON lines of prompts (fields task, turns) for -m slow")

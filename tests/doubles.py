@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from selfspec.drafters.base import Drafter
     from selfspec.types import Round
 
+GREEDY = Sampling()
 TINY = ModelConfig(
     family="llama",
     num_layers=5,
@@ -118,7 +119,7 @@ def run(
     options: dict[str, Any] | None = None,
     *,
     new_tokens: int | Sequence[int] = 24,
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = GREEDY,
     seed: int = 0,
     ends: Callable[[int], bool] = lambda _: False,
     each_round: Callable[[Context, Sequence[Text], Round], None] | None = None,

@@ -72,9 +72,7 @@ def check_cache(context, texts, _round):
         fresh = runtime.new_cache(1, len(tokens))
         rows = Rows.of([0] * len(tokens), range(len(tokens)))
         runtime.run(runtime.embed(tokens), LayerPlan.full(runtime.config.num_layers), rows, fresh)
-        for ours, theirs in zip(
-            context.cache.keys + context.cache.values, fresh.keys + fresh.values, strict=True
-        ):
+        for ours, theirs in zip(context.cache.keys + context.cache.values, fresh.keys + fresh.values, strict=True):
             assert (ours[text.slot, : len(tokens)] - theirs[0]).abs().max() < 1e-12
 
 
@@ -131,7 +129,13 @@ def test_row_layers_are_counted_and_are_what_they_must_be(runtime, exit_layer, g
     rounds = []
     options = {"exit_layer": exit_layer, "gamma": gamma}
     counted = Counting(runtime)
-    run(counted, [PROMPT], "early_exit", options, each_round=lambda c, t, r: rounds.append((r, counted.take())))
+    run(
+        counted,
+        [PROMPT],
+        "early_exit",
+        options,
+        each_round=lambda c, t, r: rounds.append((r, counted.take())),
+    )
     assert rounds[0][1] == len(PROMPT) * 5
     for round_, truth in rounds[1:]:
         drafted = round_.commits[0].drafted
@@ -183,7 +187,9 @@ def transitions(runtime, sampling, drafter, options, texts=400):
     """Counts [V, V] of (last token, next token) over ``texts`` sampled texts of 501 tokens."""
     size = runtime.config.vocab_size
     counts = np.zeros((size, size))
-    for done in run(runtime, [[i % size] for i in range(texts)], drafter, options, new_tokens=501, sampling=sampling):
+    for done in run(
+        runtime, [[i % size] for i in range(texts)], drafter, options, new_tokens=501, sampling=sampling
+    ):
         np.add.at(counts, (done.tokens[:-1], done.tokens[1:]), 1)
     return counts
 

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from selfspec.errors import OptionError
 from selfspec.runtime.products import linear
 from selfspec.runtime.torch import TorchRuntime
-from selfspec.types import LayerPlan, Rows, Tap
+from selfspec.types import LayerPlan, Rows, SubLayer
 
 VARIANTS = {
     "plain": {},
@@ -105,13 +105,13 @@ def test_gapped_plans_equal_a_model_without_those_sublayers(attention, mlp):
 def test_taps_are_the_residual_stream_after_each_sublayer():
     """Guards exit states and features for heads: tap i is transformers' hidden state i + 1."""
     model = hugging_face()
-    taps = [Tap(0), Tap(2), Tap(1, "attention")]
+    taps = [SubLayer(0), SubLayer(2), SubLayer(1, "attention")]
     _, tapped = forward(TorchRuntime.of(model), TOKENS, taps=taps)
     states = model(torch.tensor([TOKENS]), output_hidden_states=True).hidden_states
     assert set(tapped) == set(taps)
     for layer in (0, 2):
-        assert torch.allclose(tapped[Tap(layer)], states[layer + 1][0], atol=1e-9)
-    assert not torch.allclose(tapped[Tap(1, "attention")], tapped[Tap(0)])
+        assert torch.allclose(tapped[SubLayer(layer)], states[layer + 1][0], atol=1e-9)
+    assert not torch.allclose(tapped[SubLayer(1, "attention")], tapped[SubLayer(0)])
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 11])
@@ -137,12 +137,16 @@ def test_a_ragged_batch_equals_its_sequences(slots):
     runtime = tiny_runtime()
     prompts = [TOKENS[:7], TOKENS[4:6], TOKENS[:1]]
     rows = Rows.of(
-        [s for s, p in zip(slots, prompts, strict=True) for _ in p], [i for p in prompts for i in range(len(p))]
+        [s for s, p in zip(slots, prompts, strict=True) for _ in p],
+        [i for p in prompts for i in range(len(p))],
     )
     order = np.random.default_rng(0).permutation(len(rows))
     tokens = [t for p in prompts for t in p]
     hidden, _ = runtime.run(
-        runtime.embed([tokens[i] for i in order]), LayerPlan.full(5), rows.take(order), runtime.new_cache(5, 8)
+        runtime.embed([tokens[i] for i in order]),
+        LayerPlan.full(5),
+        rows.take(order),
+        runtime.new_cache(5, 8),
     )
     logits = np.empty((len(rows), 61))
     logits[order] = runtime.logits(hidden)
@@ -170,7 +174,11 @@ def test_rolling_back_is_writing_at_a_smaller_position():
 def test_products_equal_torchs_own(dtype, rows):
     """Guards the faster routes: whatever the number of rows, the product is the same up to rounding."""
     torch.manual_seed(0)
-    x, weight, bias = torch.randn(rows, 48).to(dtype), torch.randn(32, 48).to(dtype), torch.randn(32).to(dtype)
+    x, weight, bias = (
+        torch.randn(rows, 48).to(dtype),
+        torch.randn(32, 48).to(dtype),
+        torch.randn(32).to(dtype),
+    )
     want = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
     got = linear(x, weight, bias)
     assert got.dtype == dtype

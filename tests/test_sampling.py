@@ -102,7 +102,9 @@ def test_pick_survives_rounding_up_to_the_total():
 def test_chance_is_reproducible_and_streams_differ():
     """Guards seeds: one (seed, stream) is one sequence of numbers, other streams are independent of it."""
     law = Dense(np.ones(1000))
-    draws = [[Chance(seed, stream).pick(law) for _ in range(1)] for seed, stream in ((1, 0), (1, 0), (1, 1), (2, 0))]
+    draws = [
+        [Chance(seed, stream).pick(law) for _ in range(1)] for seed, stream in ((1, 0), (1, 0), (1, 1), (2, 0))
+    ]
     assert draws[0] == draws[1]
     assert len({tuple(d) for d in draws}) == 3
 

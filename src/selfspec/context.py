@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from array_api_compat import array_namespace
 
-from selfspec.types import Array, Commit, Draft, FinishReason, LayerPlan, Rows, Sampling, Verdict
+from selfspec.types import Array, Commit, Draft, FinishReason, Integers, LayerPlan, Rows, Sampling, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -130,9 +130,7 @@ class Context:
         self.row_layers += plan.row_layers * len(rows)
         return self.runtime.run(hidden, plan, rows, self.cache)[0]
 
-    def _run_from(
-        self, tokens: list[int], starts: np.ndarray, kept: list[Array], rows: Rows
-    ) -> Array:
+    def _run_from(self, tokens: list[int], starts: Integers, kept: list[Array], rows: Rows) -> Array:
         """Run each row from its start layer to the last; ``kept`` holds the states of those that start later."""
         later = np.flatnonzero(starts > 0)
         order = np.flatnonzero(starts == 0)
@@ -151,15 +149,13 @@ def _concatenate(arrays: list[Array]) -> Array:
     return arrays[0] if len(arrays) == 1 else array_namespace(arrays[0]).concat(arrays, axis=0)
 
 
-def _select(array: Array, rows: np.ndarray) -> Array:
+def _select(array: Array, rows: Integers) -> Array:
     """The given rows of ``array`` [R, ...]; the array itself when that is all of them in order."""
     whole = len(rows) == array.shape[0] and np.array_equal(rows, np.arange(len(rows)))
     return array if whole else array[rows.tolist()]
 
 
-def _merge(
-    hidden: Array | None, order: np.ndarray, states: Array, joining: np.ndarray
-) -> tuple[Array, np.ndarray]:
+def _merge(hidden: Array | None, order: Integers, states: Array, joining: Integers) -> tuple[Array, Integers]:
     """Put two sets of rows together in ascending row order."""
     if hidden is None:
         return states, joining

@@ -18,7 +18,7 @@ from selfspec.types import Stats
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
     from types import TracebackType
 
     from selfspec.drafters.base import Drafter
@@ -101,20 +101,32 @@ class Engine:
         self._ask({})  # a wrong option is an error now, not at the first prompt
 
     def generate(
-        self, prompt: str | Sequence[int] | None = None, *, messages: Sequence[Message] | None = None, **options: Any
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        **options: Any,
     ) -> Completion:
         """Answer ``prompt`` (text, or token ids taken as they are) or ``messages``; see `Request` for options."""
         return self.stream(prompt, messages=messages, **options).completion
 
     def stream(
-        self, prompt: str | Sequence[int] | None = None, *, messages: Sequence[Message] | None = None, **options: Any
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        **options: Any,
     ) -> Stream:
         """Like `generate`, token by token; errors in the arguments are raised here, before anything runs."""
         request, drafter = self._ask(options)
         return Stream(self, self._encode(prompt, messages, request), request, drafter)
 
     def astream(
-        self, prompt: str | Sequence[int] | None = None, *, messages: Sequence[Message] | None = None, **options: Any
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        **options: Any,
     ) -> AsyncStream:
         """Like `stream`, for ``async for``; the model runs in a worker thread."""
         return AsyncStream(self.stream(prompt, messages=messages, **options))
@@ -141,7 +153,7 @@ class Engine:
             try:
                 self._drafters[key] = drafters.create(draft, self.config, rest)
             except OptionError as error:
-                raise _with_request_options(error, rest, draft) from None
+                raise _with_request_options(error, rest) from None
         return request, self._drafters[key]
 
     def _encode(
@@ -183,7 +195,7 @@ class Engine:
         return self.tokenizer.encode_chat(turns)
 
 
-def _with_request_options(error: OptionError, given: dict[str, Any], draft: Any) -> OptionError:
+def _with_request_options(error: OptionError, given: dict[str, Any]) -> OptionError:
     """Name the options of a generation too when the unknown one belongs to neither."""
     if "has no option" not in str(error) or not given:
         return error
@@ -259,7 +271,7 @@ class Stream:
             raise RuntimeError("the stream was closed before it ended")
         return self._completion
 
-    def _run(self) -> Iterator[Chunk]:
+    def _run(self) -> Generator[Chunk, None, None]:
         engine, request, prompt, memory = self._engine, self._request, self._prompt, self._memory
         config = engine.config
         writer = TextStream(engine.tokenizer, request.stops) if engine.tokenizer else None

@@ -59,8 +59,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One new token: the text that is final with it (often empty while characters or stop strings are held
-    back) and who wrote it, an accepted draft or the target (the bonus token of a round)."""
+    """One new token.
+
+    ``text`` is what is final with it, often empty while characters or stop strings are held back;
+    ``source`` is who wrote it: an accepted draft, or the target (the bonus token of a round).
+    """
 
     text: str
     token: int

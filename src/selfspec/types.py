@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 Array: TypeAlias = Any
+Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Part: TypeAlias = Literal["attention", "mlp"]
 FinishReason: TypeAlias = Literal["stop", "length"]
 Processor: TypeAlias = "Callable[[Sequence[int], Array], Array]"
@@ -133,11 +134,11 @@ Distribution: TypeAlias = "OneHot | Dense"
 # -- layers and rows --------------------------------------------------------------------------------------
 
 
-class Step(NamedTuple):
-    """One sub-layer of one layer."""
+class SubLayer(NamedTuple):
+    """One sub-layer; as a tap, the residual stream right after it: ``SubLayer(i)`` is the output of layer i."""
 
     layer: int
-    part: Part
+    part: Part = "mlp"
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,7 @@ class LayerPlan:
         return cls.full(num_layers).span(0, layer)
 
     @classmethod
-    def skipping(
-        cls, num_layers: int, attention: Iterable[int] = (), mlp: Iterable[int] = ()
-    ) -> LayerPlan:
+    def skipping(cls, num_layers: int, attention: Iterable[int] = (), mlp: Iterable[int] = ()) -> LayerPlan:
         """Everything but the given attention and MLP sub-layers."""
         skipped = {"attention": set(attention), "mlp": set(mlp)}
         for part, layers in skipped.items():
@@ -188,9 +187,9 @@ class LayerPlan:
         )
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[SubLayer, ...]:
         """The sub-layers in the order in which they run."""
-        steps = [Step(i, "attention") for i in self.attention] + [Step(i, "mlp") for i in self.mlp]
+        steps = [SubLayer(i, "attention") for i in self.attention] + [SubLayer(i, "mlp") for i in self.mlp]
         return tuple(sorted(steps, key=lambda step: (step.layer, step.part != "attention")))
 
     @cached_property
@@ -218,13 +217,6 @@ class LayerPlan:
         return f"skip {' '.join(out)} of {self.num_layers}"
 
 
-class Tap(NamedTuple):
-    """The residual stream right after one sub-layer; ``Tap(i)`` is the output of layer i."""
-
-    layer: int
-    part: Part = "mlp"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """The flat set of rows of one pass, as int64 arrays [R].
@@ -235,8 +227,8 @@ class Rows:
     Rows of one slot must have different positions.
     """
 
-    slots: np.ndarray[Any, np.dtype[np.int64]]
-    positions: np.ndarray[Any, np.dtype[np.int64]]
+    slots: Integers
+    positions: Integers
 
     @classmethod
     def of(cls, slots: Sequence[int], positions: Sequence[int]) -> Rows:
@@ -247,7 +239,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def take(self, indices: Sequence[int]) -> Rows:
+    def take(self, indices: Sequence[int] | Integers) -> Rows:
         """The given rows."""
         index = np.asarray(indices, dtype=np.int64)
         return Rows(self.slots[index], self.positions[index])

@@ -124,7 +124,7 @@ def spawn():
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | pipes
         environment = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", PROGRAM, *map(str, args)]
-        started.append(subprocess.Popen(command, env=environment, **pipes))
+        started.append(subprocess.Popen(command, env=environment, bufsize=0, **pipes))
         return started[-1]
 
     yield start

@@ -118,9 +118,7 @@ def test_corrupt(changes, parts, refused):
         read(**changes)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"tie_word_embeddings": True}, {"attention_bias": True, "mlp_bias": True}]
-)
+@pytest.mark.parametrize("options", [{}, {"tie_word_embeddings": True}, {"attention_bias": True, "mlp_bias": True}])
 def test_weight_shapes_are_those_of_transformers(options):
     """A forgotten or misnamed weight would be found by users only."""
     import torch
@@ -134,8 +132,7 @@ def test_weight_shapes_are_those_of_transformers(options):
     if config.tie_word_embeddings:
         del theirs["lm_head.weight"]
     ours = config_from_hf(
-        {"architectures": BASE["architectures"], **config.to_dict()}
-        | {"architectures": BASE["architectures"]}
+        {"architectures": BASE["architectures"], **config.to_dict()} | {"architectures": BASE["architectures"]}
     )
     assert weight_shapes(ours) == theirs
     assert ours.parameters == sum(tensor.numel() for tensor in model.parameters())

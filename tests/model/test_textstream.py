@@ -1,7 +1,7 @@
 import pytest
-from conftest import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import byte_tokenizer
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
@@ -27,9 +27,7 @@ SENTENCEPIECE = [
 
 
 def words(decoder):
-    backend = Backend(
-        models.BPE({piece: number for number, piece in enumerate(WORDS)}, [], byte_fallback=True)
-    )
+    backend = Backend(models.BPE({piece: number for number, piece in enumerate(WORDS)}, [], byte_fallback=True))
     backend.add_special_tokens(["<s>"])
     if decoder is not None:
         backend.decoder = decoder
@@ -111,7 +109,7 @@ def test_stops_are_a_function_of_the_text(ids, stops, data):
 def test_what_is_shown_stays(ids, stops):
     """Text was shown and then taken back; or held back long after it was final."""
     writer, longest = TextStream(BYTES, stops), max((len(stop) for stop in stops), default=1)
-    final, is_stopped = cut(BYTES.decode(ids), stops)
+    final, _ = cut(BYTES.decode(ids), stops)
     for count, token in enumerate(ids, 1):
         writer.push(token)
         assert final.startswith(writer.text)
@@ -124,7 +122,6 @@ def test_no_partial_character_and_no_beginning_of_a_stop():
     parts, _ = stream(BYTES, BYTES.encode("é😀a"))
     assert "\ufffd" not in "".join(parts)
     parts, writer = stream(BYTES, BYTES.encode("x STO STOP y"), ["STOP"])
-    assert parts[1:7] == ["", "", "", "", "", " STO"] or "".join(parts) == "x STO "
     assert "".join(parts) == "x STO "
     assert writer.is_stopped
     assert writer.push(5) == ""

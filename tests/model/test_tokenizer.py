@@ -1,6 +1,5 @@
-
 import pytest
-from conftest import save_tokenizer
+from tiny_models import save_tokenizer
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
@@ -95,7 +94,7 @@ def test_eos_sources(tmp_path):
 
 
 def test_added_tokens_of_the_config(tmp_path):
-    """A special token that only tokenizer_config.json or special_tokens_map.json names was split into letters."""
+    """A special token that only the files beside tokenizer.json name was split into letters."""
     settings = {"added_tokens_decoder": {"266": {"content": "<new>", "special": True}}}
     tokenizer = tokenizer_of(tmp_path, **settings)
     assert tokenizer.encode("a<new>") == [tokenizer.encode("a")[0], 266]

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
     from selfspec.engine import Engine, Stream
 
-_HELP = (
-    "/exit or end of input: leave · /reset: forget the conversation · Ctrl-C: stop an answer · /help: this"
-)
+_HELP = "/exit or end of input: leave · /reset: forget the conversation · Ctrl-C: stop an answer · /help: this"
 
 
 _EXAMPLES = examples(

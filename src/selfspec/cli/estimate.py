@@ -71,9 +71,7 @@ def _row_costs(text: str) -> control.RowCosts:
     try:
         values = [float(value) for value in text.split(",")]
     except ValueError:
-        raise OptionError(
-            f"v is {text!r}; it must be a number, or numbers with commas: v(1),v(2),..."
-        ) from None
+        raise OptionError(f"v is {text!r}; it must be a number, or numbers with commas: v(1),v(2),...") from None
     return values if len(values) > 1 else values[0]
 
 
@@ -120,8 +118,7 @@ def _row(alpha: float, gamma: int, costs: _Costs) -> dict[str, Any]:
 
 def _page(document: dict[str, Any]) -> str:
     rows = [
-        (f"{row['gamma']}", f"{row['expected_tokens']:.2f}", f"{row['speedup']:.2f}x")
-        for row in document["table"]
+        (f"{row['gamma']}", f"{row['expected_tokens']:.2f}", f"{row['speedup']:.2f}x") for row in document["table"]
     ]
     ceiling = "none (α is 1)" if document["alpha"] == 1.0 else f"{document['ceiling']:.2f}x"
     v = document["v"]

@@ -89,9 +89,7 @@ def _request_flags() -> list[Flag]:
     from selfspec.request import Request
 
     by_name = {field.name: field for field in fields(Request)}
-    return [
-        _flag(by_name[name], text, "Text", multiple=name == "stop") for name, text in _REQUEST_HELP.items()
-    ]
+    return [_flag(by_name[name], text, "Text", multiple=name == "stop") for name, text in _REQUEST_HELP.items()]
 
 
 def _draft_flags() -> list[Flag]:
@@ -151,7 +149,7 @@ def flag_name(option: str) -> str:
 
 def _kind(field: Field[Any]) -> str:
     """The type of an annotation such as ``int | None``, as it is written."""
-    annotation = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
+    annotation = field.type.__name__ if isinstance(field.type, type) else str(field.type)
     return annotation.partition(" | ")[0]
 
 

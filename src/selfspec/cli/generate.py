@@ -33,9 +33,7 @@ _EXAMPLES = examples(
 @click.option("--no-chat", is_flag=True, help="Take the prompt as it is, without the chat template.")
 @click.option("--show-drafts", is_flag=True, help="Mark the tokens that were drafted and accepted.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the text.")
-def command(
-    prompt: str | None, prompt_file: str | None, as_json: bool, show_drafts: bool, **options: Any
-) -> None:
+def command(prompt: str | None, prompt_file: str | None, as_json: bool, show_drafts: bool, **options: Any) -> None:
     """Answer PROMPT; `-` reads it from stdin. A final newline of a file or of stdin is not part of it.
 
     The text goes to stdout as it is written, one summary line to stderr: speed, α (accepted ÷ drafted
@@ -66,8 +64,8 @@ def _write(chunks: Iterable[Chunk], painter: Painter | None) -> None:
     try:
         for chunk in chunks:
             if text := painter.paint(chunk) if painter else chunk.text:
-                click.echo(text, nl=False, color=painter is not None or None)
                 is_begun = True
+                click.echo(text, nl=False)
     finally:
         if is_begun:
             click.echo(painter.end() if painter else "")

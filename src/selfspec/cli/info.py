@@ -150,7 +150,7 @@ def _sizes(document: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("vocabulary", f"{document['vocab_size']}"),
         ("context", f"{document['context_length']} tokens"),
-        ("parameters", f"{document['parameters'] / 1e6:.1f} M"),
+        ("parameters", f"{document['parameters']:,}"),
         ("precision", document["dtype"]),
         ("one layer", _bytes(size["layer"])),
         ("head", _bytes(size["head"])),

@@ -133,7 +133,7 @@ _EXAMPLES = examples(
 )
 
 
-@click.group(cls=Verbs, invoke_without_command=True, context_settings=_SETTINGS, epilog=_EXAMPLES)
+@click.group("selfspec", cls=Verbs, invoke_without_command=True, context_settings=_SETTINGS, epilog=_EXAMPLES)
 @click.version_option(__version__, prog_name="selfspec", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:

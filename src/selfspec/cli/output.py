@@ -58,9 +58,7 @@ def has_colours(stream: TextIO | None) -> bool:
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Columns aligned to the right, two spaces apart; the first row is the header."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
-    )
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:

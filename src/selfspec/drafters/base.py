@@ -116,7 +116,7 @@ class Drafter(ABC):
     def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
         """One draft per text, of at most its γ tokens; an empty `Draft` where there is nothing to propose."""
 
-    def observe(self, text: Text, commit: Commit) -> None:
+    def observe(self, text: Text, commit: Commit) -> None:  # noqa: ARG002 (for overrides)
         """Learn what became of the draft; ``text`` has moved forward already."""
         self.stop.observe(commit.drafted, commit.accepted)
 

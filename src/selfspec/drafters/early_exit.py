@@ -27,7 +27,8 @@ class EarlyExitOptions(DraftOptions):
     """Options of `EarlyExit`."""
 
     exit_layer: int | None = option(
-        None, "Layer k at which the draft leaves: it runs layers [0, k), 1 <= k < layers. Default: 7/8 of them."
+        None,
+        "Layer k at which the draft leaves: it runs layers [0, k), 1 <= k < layers. Default: 7/8 of them.",
     )
 
 

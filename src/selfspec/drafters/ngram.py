@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from selfspec.context import Context, Text
     from selfspec.model.config import ModelConfig
-    from selfspec.types import Commit
 
 KEPT_OCCURRENCES = 16
 

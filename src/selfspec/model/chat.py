@@ -111,9 +111,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     # jinja2's own filter escapes HTML, which models have not seen
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:

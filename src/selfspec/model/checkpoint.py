@@ -112,6 +112,8 @@ def _weight_files(folder: Path) -> dict[str, str]:
             f"{quoted(folder)} has its weights in {listed(sorted(pickles))}: pickle files can run any "
             "code and are never loaded; load the model with transformers and save_pretrained it (safetensors)"
         )
+    if ggufs := sorted(path.name for path in folder.glob("*.gguf")):
+        raise ModelNotFoundError(f"{quoted(folder)} holds GGUF files ({listed(ggufs)}); give one of those files")
     raise ModelNotFoundError(f"there is neither {_SINGLE} nor {_INDEX} in {quoted(folder)}")
 
 

@@ -57,9 +57,7 @@ def find_embedded() -> Path:
 def _given(path: Path) -> Path:
     if path.suffix in (".gguf", ".whl") and path.is_file():
         return path
-    raise ModelNotFoundError(
-        f"{VARIABLE} is {quoted(path)}; it must be the path of an existing .gguf or .whl file"
-    )
+    raise ModelNotFoundError(f"{VARIABLE} is {quoted(path)}; it must be the path of an existing .gguf or .whl file")
 
 
 def _package_folders() -> list[Path]:

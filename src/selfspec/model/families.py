@@ -109,9 +109,7 @@ def gguf_family(architecture: str) -> Family:
         if family.gguf == architecture:
             return family
     supported = ", ".join(family.gguf for family in FAMILIES)
-    raise UnsupportedModelError(
-        f"the GGUF architecture {architecture!r} is not supported; supported: {supported}"
-    )
+    raise UnsupportedModelError(f"the GGUF architecture {architecture!r} is not supported; supported: {supported}")
 
 
 # -- config.json ------------------------------------------------------------------------------------------
@@ -166,8 +164,7 @@ def _hf_family(fields: Fields) -> Family:
             return family
     supported = ", ".join(name for family in FAMILIES for name in family.architectures)
     raise UnsupportedModelError(
-        f"the architecture {one_line(given, 80)!r} in {fields.source} is not supported; "
-        f"supported: {supported}"
+        f"the architecture {one_line(given, 80)!r} in {fields.source} is not supported; supported: {supported}"
     )
 
 
@@ -266,9 +263,7 @@ def weights(config: ModelConfig) -> Iterator[Weight]:
     for layer in range(config.num_layers):
         for weight in family.per_layer:
             if _is_on(weight, config):
-                yield weight._replace(
-                    name=f"model.layers.{layer}.{weight.name}", gguf=f"blk.{layer}.{weight.gguf}"
-                )
+                yield weight._replace(name=f"model.layers.{layer}.{weight.name}", gguf=f"blk.{layer}.{weight.gguf}")
 
 
 def _is_on(weight: Weight, config: ModelConfig) -> bool:
@@ -301,6 +296,4 @@ def gguf_names(config: ModelConfig) -> dict[str, str]:
 
 def is_ignored(name: str, config: ModelConfig) -> bool:
     """Whether a tensor beyond ``weight_shapes`` is harmless: a derived buffer, or a copy of a tied head."""
-    return (config.tied_head and name == "lm_head.weight") or bool(
-        re.fullmatch(family_of(config).ignored, name)
-    )
+    return (config.tied_head and name == "lm_head.weight") or bool(re.fullmatch(family_of(config).ignored, name))

@@ -46,9 +46,7 @@ def _smollm() -> Any:
 
 def _splits(*patterns: str) -> Any:
     steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence(
-        [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _default() -> Any:
@@ -121,8 +119,7 @@ def build_tokenizer(metadata: Fields) -> Tokenizer:
         model = models.BPE(vocabulary, _merges(metadata), ignore_merges=style.ignore_merges)
     except Exception as error:  # the library raises bare Exception
         raise CorruptModelError(
-            f"{metadata.source} has merges that do not fit the vocabulary ({one_line(error)}); "
-            "download it again"
+            f"{metadata.source} has merges that do not fit the vocabulary ({one_line(error)}); download it again"
         ) from error
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = style.pre_tokenizer()
@@ -154,9 +151,7 @@ def _merges(metadata: Fields) -> list[tuple[str, str]]:
     if not isinstance(merges, list) or not all(
         isinstance(merge, str) and merge.count(" ") == 1 for merge in merges
     ):
-        raise CorruptModelError(
-            f"{metadata.source} has no valid tokenizer.ggml.merges; download the file again"
-        )
+        raise CorruptModelError(f"{metadata.source} has no valid tokenizer.ggml.merges; download the file again")
     return [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
 
 

@@ -142,7 +142,5 @@ class Fields:
         value = self._values.get(key)
         value = default if value is None else value
         if value is None:
-            raise CorruptModelError(
-                f"{self.source} has no {key}, which is required; download the checkpoint again"
-            )
+            raise CorruptModelError(f"{self.source} has no {key}, which is required; download the checkpoint again")
         return value

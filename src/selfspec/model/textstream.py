@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from typing import TYPE_CHECKING, Protocol
 
 from selfspec.errors import OptionError, UnsupportedModelError
@@ -244,9 +245,5 @@ class _SentencePiece:
 
 
 def _byte_piece(piece: str) -> int | None:
-    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-        try:
-            return int(piece[3:5], 16)
-        except ValueError:
-            return None
-    return None
+    found = re.fullmatch(r"<0x([+0-9A-Fa-f][0-9A-Fa-f])>", piece)  # "+": as the library's parser does
+    return int(found[1], 16) if found else None

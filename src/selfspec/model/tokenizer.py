@@ -191,9 +191,7 @@ def _read_backend(folder: Path) -> Backend:
     try:
         return Backend.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise CorruptModelError(
-            f"{quoted(path)} cannot be read ({one_line(error)}); download it again"
-        ) from error
+        raise CorruptModelError(f"{quoted(path)} cannot be read ({one_line(error)}); download it again") from error
 
 
 def _content(fields: Fields, key: str) -> str | None:

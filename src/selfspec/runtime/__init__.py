@@ -1,1 +1,1 @@
-
+"""What runs layer plans on hardware; see `base`."""

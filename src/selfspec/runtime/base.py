@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from selfspec.model.config import ModelConfig
-    from selfspec.types import Array, LayerPlan, Rows, Tap
+    from selfspec.types import Array, LayerPlan, Rows, SubLayer
 
 
 class Cache(ABC):
@@ -41,8 +41,8 @@ class Runtime(ABC):
 
     @abstractmethod
     def run(
-        self, hidden: Array, plan: LayerPlan, rows: Rows, cache: Cache, taps: Sequence[Tap] = ()
-    ) -> tuple[Array, Mapping[Tap, Array]]:
+        self, hidden: Array, plan: LayerPlan, rows: Rows, cache: Cache, taps: Sequence[SubLayer] = ()
+    ) -> tuple[Array, Mapping[SubLayer, Array]]:
         """Run the sub-layers of ``plan`` over ``hidden`` [R, d]; keys and values land in the rows' cells.
 
         Returns the residual stream after the plan, and after each sub-layer named in ``taps``.

@@ -20,7 +20,7 @@ _WIDEN_FROM_ROWS = 16
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [R, in] times weight [out, in] transposed, plus bias [out]: [R, out]."""
+    """X [R, in] times weight [out, in] transposed, plus bias [out]: [R, out]."""
     if x.device.type != "cpu":
         return F.linear(x, weight, bias)
     rows = x.shape[0]

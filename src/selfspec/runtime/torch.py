@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 from selfspec.errors import OptionError
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.products import linear
-from selfspec.types import Array, LayerPlan, Rows, Tap
+from selfspec.types import Array, LayerPlan, Rows, SubLayer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -205,13 +205,13 @@ class TorchRuntime(Runtime):
         """Nothing to do for a chain: cells past the committed length are overwritten."""
 
     def run(
-        self, hidden: Array, plan: LayerPlan, rows: Rows, cache: Cache, taps: Sequence[Tap] = ()
-    ) -> tuple[Array, dict[Tap, Array]]:
+        self, hidden: Array, plan: LayerPlan, rows: Rows, cache: Cache, taps: Sequence[SubLayer] = ()
+    ) -> tuple[Array, dict[SubLayer, Array]]:
         """Run ``plan`` over ``hidden`` [R, d]; see `Runtime.run`."""
         assert isinstance(cache, TorchCache)
         assert plan.num_layers == self.config.num_layers
         assert hidden.shape[0] == len(rows)
-        tapped: dict[Tap, Array] = {}
+        tapped: dict[SubLayer, Array] = {}
         with torch.no_grad():
             placement = _Placement(rows, cache, self._frequencies, hidden.dtype)
             for step in plan.steps:
@@ -222,7 +222,7 @@ class TorchRuntime(Runtime):
                 else:
                     hidden = hidden + self._mlp(layer, hidden)
                 if step in taps:
-                    tapped[Tap(*step)] = hidden
+                    tapped[step] = hidden
         return hidden, tapped
 
     def logits(self, hidden: Array) -> Array:
@@ -244,9 +244,7 @@ class TorchRuntime(Runtime):
     ) -> Tensor:
         x = self._normed(hidden, layer.attention_norm)
         width = self.config.head_dim
-        q = linear(x, *layer.q).unflatten(-1, (-1, width))
-        k = linear(x, *layer.k).unflatten(-1, (-1, width))
-        v = linear(x, *layer.v).unflatten(-1, (-1, width))
+        q, k, v = (linear(x, *w).reshape(len(x), -1, width) for w in (layer.q, layer.k, layer.v))
         keys, values = store
         keys[placement.slots, placement.positions] = _rotate(k, placement.cos, placement.sin)
         values[placement.slots, placement.positions] = v

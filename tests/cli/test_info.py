@@ -1,0 +1,101 @@
+"""Sizes of a model, from its configuration alone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import CONFIG
+
+D, FF, V, L, KV = 32, 64, 259, 4, 16
+LAYER = 2 * D * D + 2 * D * KV + 3 * D * FF + 2 * D
+HEAD = V * D + D
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A configuration without weights."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def document(call, *args):
+    result = call("info", *args, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert len(result.stdout.splitlines()) == 1
+    return json.loads(result.stdout)
+
+
+def test_sizes_are_counted(call, folder):
+    """Guards the counts against a formula that forgets the tied head or the final norm."""
+    found = document(call, folder)
+    assert found["parameters"] == L * LAYER + HEAD
+    assert found["bytes"] == {
+        "layer": 4 * LAYER,
+        "head": 4 * HEAD,
+        "embedding": 4 * V * D,
+        "total": 4 * (L * LAYER + HEAD),
+    }
+    assert found["kv_bytes_per_token"] == 4 * 2 * L * KV
+    assert (found["family"], found["layers"], found["context_length"]) == ("llama", 4, 4096)
+
+
+def test_c_counts_the_head(call, folder):
+    """Guards c(k): k/L alone flatters every exit."""
+    costs = document(call, folder)["c_by_exit_layer"]
+    assert [row["exit_layer"] for row in costs] == [1, 2, 3]
+    assert costs[0]["c"] == pytest.approx((LAYER + HEAD) / (L * LAYER + HEAD))
+
+
+def test_another_precision_scales_the_bytes(call, folder, refused):
+    """Guards --dtype."""
+    whole, half = document(call, folder), document(call, folder, "--dtype", "bfloat16")
+    assert half["dtype"] == "bfloat16"
+    assert whole["bytes"]["total"] == 2 * half["bytes"]["total"]
+    assert "dtype is 'int3'; it must be one of float64, float32" in refused("info", folder, "--dtype", "int3")
+
+
+def test_buffers_of_a_draft_round(call, folder):
+    """Guards the memory that a draft adds: hidden states for an early exit, laws only where it samples."""
+    rows = {(row["drafter"], row["sampling"]): row for row in document(call, folder)["draft_buffers"]}
+    greedy, sampled = rows["early_exit", "greedy"], rows["early_exit", "sampled"]
+    assert greedy["parts"]["hidden = gamma * d"] == greedy["gamma"] * D * 4
+    assert sampled["bytes"] - greedy["bytes"] == greedy["gamma"] * V * 8
+    assert rows["ngram", "greedy"]["parts"]["hidden = gamma * d"] == 0
+    assert not any(name in ("plain", "scripted") for name, _ in rows)
+
+
+def test_the_page_has_all_tables(call, folder):
+    """Guards the text that people read."""
+    page = call("info", folder).stdout
+    for words in ("45,440", "512 B per token", "c by exit layer k", "extra buffers of a draft round", "gamma * V"):
+        assert words in page
+
+
+@pytest.mark.parametrize("dtype", [[], ["--dtype", "float16"]])
+def test_no_torch_is_imported(folder, dtype):
+    """Guards the base package, which has no torch."""
+    program = (
+        "import sys; from selfspec.cli.main import cli\n"
+        "try: cli.main(sys.argv[1:])\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    command = [sys.executable, "-c", program, "info", str(folder), *dtype]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_models_that_cannot_be_read(refused, tmp_path):
+    """Guards the errors of the model package on their way to the terminal."""
+    assert "there is no folder or file" in refused("info", tmp_path / "missing")
+    assert "there is no config.json" in refused("info", tmp_path)
+    Path(tmp_path / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["GPT2LMHeadModel"]}))
+    assert "'GPT2LMHeadModel'" in refused("info", tmp_path, "--json")
+
+
+@pytest.mark.embedded
+def test_the_embedded_model(call):
+    """Guards the default model and reading a GGUF's header alone."""
+    found = document(call)
+    assert (found["layers"], found["hidden_size"], found["vocab_size"]) == (30, 576, 49152)
+    assert found["parameters"] == 134_515_008
