@@ -8,7 +8,7 @@ import torch
 from doubles import tiny_runtime
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from selfspec.errors import OptionError
+from selfspec.errors import OptionError, OutOfMemoryError
 from selfspec.runtime.products import linear
 from selfspec.runtime.torch import TorchRuntime
 from selfspec.types import LayerPlan, Rows, SubLayer
@@ -200,6 +200,12 @@ def test_cache_bytes_are_those_of_the_formula():
     """Guards the memory claim: 2 * L * KV heads * head width numbers per token, and nothing else."""
     runtime = tiny_runtime()
     assert runtime.new_cache(3, 10).nbytes == 3 * 10 * runtime.config.kv_values_per_token * 8
+
+
+def test_a_cache_that_does_not_fit_is_one_clear_error():
+    """Guards a context far beyond memory: not torch's RuntimeError, but a line that says what to do."""
+    with pytest.raises(OutOfMemoryError, match="ask for fewer tokens"):
+        tiny_runtime().new_cache(1, 2**50)
 
 
 def test_plans():

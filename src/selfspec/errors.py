@@ -6,6 +6,7 @@
      ├─ OptionError                a value that is not allowed (also a ValueError)
      ├─ PromptError                an empty prompt, or one longer than the context (also a ValueError)
      ├─ RuntimeMissingError        what a runtime needs is not installed
+     ├─ OutOfMemoryError           weights or cache do not fit (also a MemoryError)
      └─ ModelError                 about a checkpoint
          ├─ ModelNotFoundError     no such folder, file, hub id or installed package
          ├─ UnsupportedModelError  an architecture or option that no family here covers
@@ -29,6 +30,10 @@ class PromptError(SelfspecError, ValueError):
 
 class RuntimeMissingError(SelfspecError):
     """A runtime whose requirements are not installed."""
+
+
+class OutOfMemoryError(SelfspecError, MemoryError):
+    """Weights or cache do not fit into memory."""
 
 
 class ModelError(SelfspecError):

@@ -35,7 +35,8 @@ _PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 def require_types(options: Any) -> None:
     """Raise OptionError where a field annotated int, float or bool (or None) holds something else."""
     for f in fields(options):
-        plain, _, optional = str(f.type).partition(" | ")
+        annotation = f.type.__name__ if isinstance(f.type, type) else str(f.type)
+        plain, _, optional = annotation.partition(" | ")
         value = getattr(options, f.name)
         if plain not in _PLAIN_TYPES or (optional == "None" and value is None):
             continue

@@ -98,9 +98,10 @@ def test_equals_decode(name, data):
 def test_stops_are_a_function_of_the_text(ids, stops, data):
     """A stop string across tokens was missed, its beginning was shown, or a burst cut elsewhere."""
     whole = BYTES.decode(ids)
-    if whole:  # a stop that is there
+    if whole:  # a stop that is there, or one that the text only begins
         start = data.draw(st.integers(0, len(whole) - 1))
-        stops = [*stops, whole[start : start + data.draw(st.integers(1, 6))]]
+        piece = whole[start : start + data.draw(st.integers(1, 6))]
+        stops = [*stops, piece + data.draw(st.sampled_from(["", "!"]))]
     parts, writer = stream(BYTES, ids, stops)
     expected, is_stopped = cut(whole, stops)
     assert "".join(parts) == expected
@@ -149,9 +150,24 @@ def test_an_incomplete_end_is_flushed_and_can_be_a_stop():
     assert writer.is_stopped
 
 
+def test_the_beginning_of_a_stop_at_the_end_is_flushed():
+    """A text that ended in the beginning of a stop string lost it."""
+    parts, writer = stream(BYTES, BYTES.encode("x STO"), ["STOP"])
+    assert "".join(parts) == "x STO"
+    assert not writer.is_stopped
+
+
 def test_ordinary_text_is_immediate():
     """Every token of plain text is shown at once."""
     assert all(TextStream(BYTES).push(token) for token in BYTES.encode("the cat"))
+
+
+@pytest.mark.parametrize("piece", ["<0x41>", "<0xFF>", "<0x0A>", "<0xZZ>", "<0x+1>", "<0x 1>", "<0x-0>"])
+def test_byte_pieces(piece):
+    """What counts as a byte is the library's decision, odd spellings included."""
+    tokenizer = TOKENIZERS["llama 2"]
+    ids = [WORDS.index("x"), WORDS.index(piece), WORDS.index("x")]
+    assert "".join(stream(tokenizer, ids)[0]) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("stop", ["END", ["a", ""], [3], [None]])

@@ -32,12 +32,13 @@ def command(as_json: bool) -> None:
 
 
 def _entry(name: str, source: str) -> dict[str, Any]:
-    from selfspec.cli.flags import described, flag_name, load_drafter
+    from selfspec.cli.flags import described, flag_name
+    from selfspec.drafters import drafter_class
     from selfspec.errors import OptionError
 
     entry: dict[str, Any] = {"name": name, "source": source, "summary": None, "error": None, "options": []}
     try:
-        drafter = load_drafter(name)
+        drafter = drafter_class(name)
     except OptionError as error:
         return entry | {"error": " ".join(str(error).split())}
     options = [

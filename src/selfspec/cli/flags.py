@@ -113,28 +113,13 @@ def _draft_flags() -> list[Flag]:
 
 
 def _installed() -> Iterator[tuple[str, type[Drafter]]]:
-    from selfspec.drafters import available
+    from selfspec.drafters import available, drafter_class
 
     for name in available():
         try:
-            yield name, load_drafter(name)
+            yield name, drafter_class(name)
         except OptionError:  # `selfspec drafters` shows what is wrong with it
             continue
-
-
-def load_drafter(name: str) -> type[Drafter]:
-    """Import a drafter.
-
-    Raises OptionError if there is none of this name, or if the plug-in cannot be imported.
-    """
-    from selfspec.drafters import drafter_class
-
-    try:
-        return drafter_class(name)
-    except OptionError:
-        raise
-    except Exception as error:  # a plug-in is somebody else's program
-        raise OptionError(f"drafter {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def described(options: type[DraftOptions]) -> list[Field[Any]]:
@@ -190,7 +175,9 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_draft(draft: str, options: Mapping[str, Any]) -> None:
     """Before the model is loaded, in the spelling of the command line."""
-    drafter = load_drafter(draft)
+    from selfspec.drafters import drafter_class
+
+    drafter = drafter_class(draft)
     known = [field.name for field in described(drafter.Options)]
     if unknown := [flag_name(name) for name in options if name not in known]:
         raise OptionError(

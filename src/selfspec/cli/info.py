@@ -109,17 +109,16 @@ def _buffers(config: ModelConfig, width: int) -> Iterator[dict[str, Any]]:
 
 def _drafters(config: ModelConfig) -> Iterator[Drafter]:
     """Those that can be made from defaults and that draft."""
-    from selfspec.cli.flags import load_drafter
-    from selfspec.drafters import available
+    from selfspec.drafters import available, drafter_class
     from selfspec.errors import OptionError
 
     for name in available():
         try:
-            kind = load_drafter(name)
+            kind = drafter_class(name)
             drafter = kind(kind.Options(), config)
         except OptionError:  # broken, or for Python only
             continue
-        if drafter.name != "plain":
+        if drafter.options.gamma:
             yield drafter
 
 

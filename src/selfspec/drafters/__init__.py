@@ -32,11 +32,17 @@ def available() -> dict[str, EntryPoint]:
 
 
 def drafter_class(name: str) -> type[Drafter]:
-    """Import the drafter called ``name``; raises OptionError with the names there are."""
+    """Import the drafter called ``name``.
+
+    Raises OptionError, with the names there are, if there is none; and if a plug-in cannot be imported.
+    """
     entries = available()
     if name not in entries:
         raise OptionError(f"drafter is {name!r}; it must be one of {', '.join(entries)}")
-    found = entries[name].load()
+    try:
+        found = entries[name].load()
+    except Exception as error:  # a plug-in is somebody else's program
+        raise OptionError(f"drafter {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if not (inspect.isclass(found) and issubclass(found, Drafter)):
         raise OptionError(f"drafter {name!r} ({entries[name].value}) is not a selfspec Drafter")
     return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from selfspec.drafters.base import Drafter
+from selfspec.drafters.base import Drafter, DraftOptions
+from selfspec.errors import OptionError
 from selfspec.types import Draft
 
 if TYPE_CHECKING:
@@ -13,9 +15,22 @@ if TYPE_CHECKING:
     from selfspec.context import Context, Text
 
 
+@dataclass(frozen=True)
+class PlainOptions(DraftOptions):
+    """γ is 0."""
+
+    gamma: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gamma:
+            raise OptionError(f"gamma is {self.gamma}, but plain decoding drafts nothing; leave it out")
+
+
 class Plain(Drafter):
     """Drafts nothing: the baseline of every comparison."""
 
+    Options = PlainOptions
     name = "plain"
     summary = "no draft: plain decoding, the baseline"
 

@@ -8,19 +8,20 @@ the logits come back as NumPy arrays (a view, no copy), whose sorts and sums are
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 
-from selfspec.errors import OptionError
+from selfspec.errors import OptionError, OutOfMemoryError
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.products import linear
 from selfspec.types import Array, LayerPlan, Rows, SubLayer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -187,10 +188,11 @@ class TorchRuntime(Runtime):
         chosen = _dtype(dtype or config.dtype)
         target = _device(device)
         weights: dict[str, Tensor] = {}
-        for path in sorted(set(files.values())):
-            with safe_open(path, framework="pt", device=str(target)) as reader:
-                for name in (n for n, p in files.items() if p == path):
-                    weights[name] = reader.get_tensor(name).to(chosen)
+        with _memory_for(f"{config.parameters:,} weights in {chosen}; use a lower dtype or a smaller model"):
+            for path in sorted(set(files.values())):
+                with safe_open(path, framework="pt", device=str(target)) as reader:
+                    for name in (n for n, p in files.items() if p == path):
+                        weights[name] = reader.get_tensor(name).to(chosen)
         return cls(config, weights)
 
     @classmethod
@@ -209,7 +211,9 @@ class TorchRuntime(Runtime):
         """An empty cache in the precision of the weights."""
         shape = (slots, length, self.config.num_kv_heads, self.config.head_dim)
         layers = range(self.config.num_layers)
-        return TorchCache(*([self._embedding.new_zeros(shape) for _ in layers] for _ in ("keys", "values")))
+        size = slots * length * self.config.kv_values_per_token * self.value_bytes
+        with _memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; ask for fewer tokens"):
+            return TorchCache(*([self._embedding.new_zeros(shape) for _ in layers] for _ in ("keys", "values")))
 
     def keep(self, cache: Cache, rows: Rows) -> None:
         """Nothing to do for a chain: cells past the committed length are overwritten."""
@@ -264,6 +268,17 @@ class TorchRuntime(Runtime):
     def _mlp(self, layer: _Layer, hidden: Tensor) -> Tensor:
         x = self._normed(hidden, layer.mlp_norm)
         return linear(F.silu(linear(x, *layer.gate)) * linear(x, *layer.up), *layer.down)
+
+
+@contextmanager
+def _memory_for(what: str) -> Iterator[None]:
+    """Turn torch's failed allocations, which are RuntimeErrors on a CPU, into an error that says for what."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise OutOfMemoryError(f"there is not enough memory for {what}") from error
+        raise
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -1,0 +1,36 @@
+"""The documentation says what the program does."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_cli_page_is_the_help_text():
+    """Guards docs/cli.md: run `make docs` after changing a flag."""
+    path = ROOT / "docs" / "make_cli.py"
+    spec = importlib.util.spec_from_file_location("make_cli", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text(encoding="utf-8") == module.page()
+
+
+@pytest.mark.parametrize("page", [*sorted(p.name for p in ROOT.glob("*.md")), "docs"])
+def test_links_lead_somewhere(page):
+    """Guards links between the pages."""
+    pages = sorted((ROOT / "docs").glob("*.md")) if page == "docs" else [ROOT / page]
+    for path in pages:
+        for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_every_source_file_is_short():
+    """Guards the house rule: a file has one noun, and under 400 lines."""
+    long = [p.name for p in (ROOT / "src").rglob("*.py") if len(p.read_text(encoding="utf-8").splitlines()) >= 400]
+    assert long == []
