@@ -95,13 +95,13 @@ def test_pick_inverts_the_cumulative_distribution(backend):
 
 def test_pick_survives_rounding_up_to_the_total():
     """Guards the case where u * total rounds to the total itself: the last index may have no mass."""
-    probs = np.array([1.0, 2**-52, 0.0])
+    probs = np.array([1.0, 2**-52, 0.0])  # just above 1
     assert Dense(probs).pick(1 - 2**-53) in (0, 1)
 
 
 def test_chance_is_reproducible_and_streams_differ():
     """Guards seeds: one (seed, stream) is one sequence of numbers, other streams are independent of it."""
-    law = Dense(np.ones(1000))
+    law = Dense.of(np.ones(1000))
     draws = [
         [Chance(seed, stream).pick(law) for _ in range(1)] for seed, stream in ((1, 0), (1, 0), (1, 1), (2, 0))
     ]
@@ -115,7 +115,7 @@ def test_certain_decisions_draw_nothing():
     used.accept(1.0)
     used.accept(0.0)
     used.pick(OneHot(3))
-    law = Dense(np.ones(10_000))
+    law = Dense.of(np.ones(10_000))
     assert used.pick(law) == fresh.pick(law)
 
 

@@ -124,14 +124,14 @@ def test_greedy_is_the_limit_of_small_temperatures():
     """Guards the one-hot branch: it must be what the sampled branch tends to."""
     logits = np.array([0.3, 1.0, 0.9, -1.0])
     for token in range(4):
-        dense = Dense(np.exp((logits - 1.0) / 1e-3))
+        dense = Dense.of(np.exp((logits - 1.0) / 1e-3))
         assert dense.probability(token) == pytest.approx(OneHot(1).probability(token), abs=1e-12)
 
 
 def test_residual_of_equal_laws_falls_back_to_the_target():
     """Guards 0/0 where rounding leaves p - q nothing (transformers keeps that division)."""
     p = Dense(np.array([0.5, 0.5, 0.0]))
-    q = Dense(p.probs * 3.0)
+    q = Dense(p.probs.copy())
     assert p.minus(q) is p
     assert p.minus(OneHot(0)).probability(1) == 1.0
     assert Dense(np.array([1.0, 0.0])).minus(OneHot(0)).probability(0) == 1.0

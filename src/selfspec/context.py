@@ -12,9 +12,19 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from array_api_compat import array_namespace
 
-from selfspec.types import Array, Commit, Draft, FinishReason, Integers, LayerPlan, Rows, Sampling, Verdict
+from selfspec.types import (
+    Array,
+    Commit,
+    Draft,
+    FinishReason,
+    Integers,
+    LayerPlan,
+    Rows,
+    Sampling,
+    Verdict,
+    namespace,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -146,7 +156,7 @@ class Context:
 
 
 def _concatenate(arrays: list[Array]) -> Array:
-    return arrays[0] if len(arrays) == 1 else array_namespace(arrays[0]).concat(arrays, axis=0)
+    return arrays[0] if len(arrays) == 1 else namespace(arrays[0]).concat(arrays, axis=0)
 
 
 def _select(array: Array, rows: Integers) -> Array:

@@ -10,10 +10,9 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from selfspec.errors import ModelError
-from selfspec.types import Array, Dense, Distribution, OneHot, Sampling
+from selfspec.types import Array, Dense, Distribution, OneHot, Sampling, namespace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +26,7 @@ def distribution(logits: Array, sampling: Sampling, prefix: Sequence[int]) -> Di
     """
     for processor in sampling.processors:
         logits = processor(prefix, logits)
-    xp = array_namespace(logits)
+    xp = namespace(logits)
     best = int(xp.argmax(logits))
     top = float(logits[best])
     if not math.isfinite(top):
@@ -35,14 +34,14 @@ def distribution(logits: Array, sampling: Sampling, prefix: Sequence[int]) -> Di
     if sampling.is_greedy:
         return OneHot(best)
     scaled = (xp.astype(logits, xp.float64) - top) / sampling.temperature
-    return Dense(xp.exp(_truncate(scaled, sampling)))
+    return Dense.of(xp.exp(_truncate(scaled, sampling)))
 
 
 def _truncate(scaled: Array, sampling: Sampling) -> Array:
     """Minus infinity for what top-k and top-p leave out of ``scaled`` [V], whose largest value is 0."""
     size = scaled.shape[0]
     if sampling.top_k in range(1, size) or sampling.top_p < 1.0:
-        xp = array_namespace(scaled)
+        xp = namespace(scaled)
         ordered = xp.sort(scaled, descending=True)
         if sampling.top_k:
             ordered = ordered[: sampling.top_k]
@@ -56,7 +55,7 @@ def _truncate(scaled: Array, sampling: Sampling) -> Array:
 
 def token_probability(logits: Array, token: int) -> float:
     """The raw probability (temperature 1, nothing cut) of ``token`` under ``logits`` [V]: a confidence."""
-    xp = array_namespace(logits)
+    xp = namespace(logits)
     return 1.0 / float(xp.sum(xp.exp(logits - logits[token])))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+import array_api_compat.numpy
 import numpy as np
 from array_api_compat import array_namespace
 
@@ -23,6 +24,11 @@ Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Part: TypeAlias = Literal["attention", "mlp"]
 FinishReason: TypeAlias = Literal["stop", "length"]
 Processor: TypeAlias = "Callable[[Sequence[int], Array], Array]"
+
+
+def namespace(array: Array) -> Any:
+    """The array-API namespace of ``array``; for NumPy without the look-up, which costs more than a small sum."""
+    return array_api_compat.numpy if isinstance(array, np.ndarray) else array_namespace(array)
 
 
 _PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
@@ -98,18 +104,22 @@ class OneHot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """A distribution over the whole vocabulary; ``probs`` [V] need only be proportional to it."""
+    """A distribution over the whole vocabulary: ``probs`` [V] sum to 1."""
 
     probs: Array
 
+    @classmethod
+    def of(cls, masses: Array) -> Dense:
+        """The distribution proportional to ``masses`` [V], not all zero."""
+        return cls(masses / namespace(masses).sum(masses))
+
     def probability(self, token: int) -> float:
         """P(token)."""
-        xp = array_namespace(self.probs)
-        return float(self.probs[token]) / float(xp.sum(self.probs))
+        return float(self.probs[token])
 
     def pick(self, uniform: float) -> int:
         """The token at ``uniform`` in [0, 1) of the cumulative distribution."""
-        xp = array_namespace(self.probs)
+        xp = namespace(self.probs)
         cumulative = xp.cumulative_sum(self.probs)
         threshold = uniform * cumulative[-1:]
         index = int(xp.searchsorted(cumulative, threshold, side="right")[0])
@@ -118,15 +128,14 @@ class Dense:
 
     def minus(self, other: Distribution) -> Distribution:
         """norm((p - q)+), the residual after a rejection; p itself where rounding leaves nothing."""
-        xp = array_namespace(self.probs)
+        xp = namespace(self.probs)
         if isinstance(other, OneHot):
             rest = xp.asarray(self.probs, copy=True)
             rest[other.token] = 0.0
         else:
-            p = self.probs / xp.sum(self.probs)
-            q = other.probs / xp.sum(other.probs)
-            rest = xp.where(p > q, p - q, xp.zeros_like(p))
-        return Dense(rest) if float(xp.sum(rest)) > 0.0 else self
+            rest = self.probs - other.probs
+            rest = xp.where(rest > 0.0, rest, xp.zeros_like(rest))
+        return Dense.of(rest) if float(xp.sum(rest)) > 0.0 else self
 
 
 Distribution: TypeAlias = "OneHot | Dense"

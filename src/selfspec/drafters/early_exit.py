@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from array_api_compat import array_namespace
-
 from selfspec.drafters.base import Drafter, DraftOptions, option
 from selfspec.sampling import distribution, token_probability
-from selfspec.types import Array, Distribution, Draft, LayerPlan
+from selfspec.types import Array, Distribution, Draft, LayerPlan, namespace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +47,7 @@ class _Chain:
     def draft(self, layer: int) -> Draft:
         if not self.tokens:
             return Draft()
-        xp = array_namespace(self.hidden[0])
+        xp = namespace(self.hidden[0])
         laws = None if self.text.sampling.is_greedy else tuple(self.laws)
         return Draft(tuple(self.tokens), laws, xp.concat(self.hidden, axis=0), layer)
 
