@@ -14,7 +14,7 @@ from selfspec.decode import decode
 from selfspec.model.config import ModelConfig
 from selfspec.model.families import weight_shapes
 from selfspec.runtime.base import Cache, Runtime
-from selfspec.runtime.torch import DTYPES, TorchRuntime
+from selfspec.runtime.torch import TorchRuntime
 from selfspec.sampling import Chance
 from selfspec.types import Distribution, Sampling
 
@@ -46,7 +46,9 @@ def tiny_runtime(seed: int = 0, dtype: str = "float64", **changes: Any) -> Torch
     weights = {}
     for name, shape in weight_shapes(config).items():
         scale = 0.15 if len(shape) == 2 and "layers" in name else 1.0
-        weights[name] = (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(DTYPES[dtype])
+        weights[name] = (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(
+            getattr(torch, dtype)
+        )
     return TorchRuntime(config, weights)
 
 

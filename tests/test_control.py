@@ -133,3 +133,10 @@ def test_wrong_values_are_refused(wrong, says):
     with pytest.raises(OptionError, match=says) as error:
         wrong()
     assert "\n" not in str(error.value)
+
+
+def test_the_longest_draft_is_that_of_the_drafters():
+    """Guards the second copy of the limit."""
+    from selfspec import control, types
+
+    assert control.MAX_GAMMA == types.MAX_GAMMA

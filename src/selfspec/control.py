@@ -1,6 +1,6 @@
 """The cost model: what a draft is worth, from its acceptance rate and what its passes cost.
 
-Symbols are those of docs/design.md: α acceptance rate, γ draft length, c cost of one draft step ÷ one target
+Symbols are those of docs/architecture.md: α acceptance rate, γ draft length, c cost of one draft step ÷ one target
 step, v(T) cost of a T-row target pass ÷ a 1-row pass, f time share of the layers that verification does not
 repeat. Costs are measured, never assumed: with v = 1 the model is the textbook's
 ``E / (γc + 1)`` (Leviathan et al., arXiv 2211.17192, theorem 3.8).
@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from selfspec.errors import OptionError
 
-MAX_GAMMA = 64
+MAX_GAMMA = 64  # as in types, which would import NumPy; a test keeps the two equal
 
 RowCosts: TypeAlias = "float | Sequence[float]"
 """v(T): one number for every pass of more than one row, or the list v(1), v(2), ..., with v(1) = 1."""

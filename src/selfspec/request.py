@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from selfspec.errors import OptionError
+from selfspec.model.textstream import check_stop
 from selfspec.types import FinishReason, Processor, Sampling, Stats, require_types
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from selfspec.drafters.base import Drafter
     from selfspec.model.config import ModelConfig
@@ -43,13 +45,12 @@ class Request:
             raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or a positive integer")
-        if any(not isinstance(s, str) or not s for s in self.stops):
-            raise OptionError(f"stop is {self.stop!r}; it must be non-empty strings")
+        check_stop(self.stops)
 
     @property
-    def stops(self) -> tuple[str, ...]:
+    def stops(self) -> Sequence[str]:
         """The stop strings."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return (self.stop,) if isinstance(self.stop, str) or not isinstance(self.stop, Sequence) else self.stop
 
     @property
     def sampling(self) -> Sampling:

@@ -23,6 +23,7 @@ Array: TypeAlias = Any
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Part: TypeAlias = Literal["attention", "mlp"]
 FinishReason: TypeAlias = Literal["stop", "length"]
+MAX_GAMMA = 64  # most tokens of a draft
 Processor: TypeAlias = "Callable[[Sequence[int], Array], Array]"
 
 

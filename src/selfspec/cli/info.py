@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from selfspec.drafters.base import Drafter
     from selfspec.model.config import ModelConfig
 
-_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-
 
 _EXAMPLES = examples(
     "selfspec info",
@@ -27,7 +25,9 @@ _EXAMPLES = examples(
 @click.command("info", epilog=_EXAMPLES)
 @click.argument("model", required=False)
 @click.option(
-    "--dtype", metavar="DTYPE", help=f"Count in this precision: {', '.join(_BYTES)}.  [default: as stored]"
+    "--dtype",
+    metavar="DTYPE",
+    help="Count in this precision: float64, float32, bfloat16, float16.  [default: as stored]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the tables.")
 def command(model: str | None, dtype: str | None, as_json: bool) -> None:
@@ -79,10 +79,11 @@ def _document(name: str, config: ModelConfig, dtype: str | None) -> dict[str, An
 
 def _width(dtype: str) -> int:
     from selfspec.errors import OptionError
+    from selfspec.model.config import DTYPE_BYTES
 
-    if dtype not in _BYTES:
-        raise OptionError(f"dtype is {dtype!r}; it must be one of {', '.join(_BYTES)}")
-    return _BYTES[dtype]
+    if dtype not in DTYPE_BYTES:
+        raise OptionError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPE_BYTES)}")
+    return DTYPE_BYTES[dtype]
 
 
 def _costs(config: ModelConfig) -> list[dict[str, Any]]:

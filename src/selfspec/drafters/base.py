@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from selfspec.errors import OptionError
-from selfspec.types import require_types
+from selfspec.types import MAX_GAMMA, require_types
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from selfspec.context import Context, Text
     from selfspec.model.config import ModelConfig
     from selfspec.types import Commit, Draft, LayerPlan
-
-MAX_GAMMA = 64
 
 
 def option(default: Any, text: str) -> Any:

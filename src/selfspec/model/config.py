@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""The precisions of weights, and the bytes of one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rope:

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.errors import CorruptModelError, UnsupportedModelError
-from selfspec.model.config import ModelConfig, Rope
+from selfspec.model.config import DTYPE_BYTES, ModelConfig, Rope
 from selfspec.model.reading import Fields, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 ROPE_KINDS = ("default", "linear", "llama3")
 
 
@@ -189,9 +188,9 @@ def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
 def _dtype(fields: Fields) -> str:
     key = "dtype" if "dtype" in fields else "torch_dtype"
     dtype = fields.text(key, "float32").removeprefix("torch.")
-    if dtype not in DTYPES:
+    if dtype not in DTYPE_BYTES:
         raise UnsupportedModelError(
-            f"{key} is {one_line(dtype, 40)!r} in {fields.source}; supported: {', '.join(DTYPES)}"
+            f"{key} is {one_line(dtype, 40)!r} in {fields.source}; supported: {', '.join(DTYPE_BYTES)}"
         )
     return dtype
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from selfspec.errors import CorruptModelError, UnsupportedModelError
+from selfspec.model.config import DTYPE_BYTES
 from selfspec.model.reading import one_line, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-# Names of the format -> names of ``ModelConfig.dtype`` and bytes per value.
-_DTYPES = {"F64": ("float64", 8), "F32": ("float32", 4), "BF16": ("bfloat16", 2), "F16": ("float16", 2)}
+# Names of the format -> names of ``ModelConfig.dtype``.
+_DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the format
 
 
@@ -80,10 +81,10 @@ def _entry(path: Path, name: str, entry: dict[str, Any]) -> tuple[TensorInfo, in
             f"the tensor {one_line(name, 80)!r} in {quoted(path)} has the precision "
             f"{one_line(entry['dtype'], 20)}; supported: {', '.join(_DTYPES)}"
         )
-    dtype, size = _DTYPES[entry["dtype"]]
+    dtype = _DTYPES[entry["dtype"]]
     shape = tuple(int(length) for length in entry["shape"])
     begin, end = (int(offset) for offset in entry["data_offsets"])
-    if min(shape, default=0) < 0 or end - begin != size * math.prod(shape):
+    if min(shape, default=0) < 0 or end - begin != DTYPE_BYTES[dtype] * math.prod(shape):
         raise _damaged(path, f"the bytes of {one_line(name, 80)!r} do not match its shape")
     return TensorInfo(dtype, shape, end - begin), begin, end
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 
 from selfspec.errors import OptionError, OutOfMemoryError
+from selfspec.model.config import DTYPE_BYTES
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.products import linear
 from selfspec.types import Array, LayerPlan, Rows, SubLayer
@@ -26,13 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from selfspec.model.config import ModelConfig, Rope
-
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 class TorchCache(Cache):
@@ -282,9 +276,10 @@ def _memory_for(what: str) -> Iterator[None]:
 
 
 def _dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise OptionError(f"dtype is {name!r}; it must be one of {', '.join(DTYPES)}")
-    return DTYPES[name]
+    if name not in DTYPE_BYTES:
+        raise OptionError(f"dtype is {name!r}; it must be one of {', '.join(DTYPE_BYTES)}")
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def _device(name: str) -> torch.device:
