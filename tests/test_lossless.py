@@ -145,6 +145,24 @@ def test_row_layers_are_counted_and_are_what_they_must_be(runtime, exit_layer, g
     assert any(r.commits[0].drafted == gamma for r, _ in rounds)
 
 
+def test_a_stopped_draft_costs_no_layer_twice(runtime):
+    """Guards the confidence stop: the state of the row where it stopped is used, also with no draft."""
+    seen = set()
+
+    def check(_context, _texts, round_):
+        if round_.index == 0:
+            return
+        drafted = round_.commits[0].drafted
+        rows = drafted + (drafted < 4)  # the last rounds have no room for a full draft
+        seen.add(drafted)
+        assert round_.draft_row_layers in {rows * 3, drafted * 3}
+        assert round_.draft_row_layers + round_.verify_row_layers == (drafted + 1) * 5
+
+    options = {"exit_layer": 3, "gamma": 4, "confidence": 0.4}
+    run(runtime, [PROMPT], "early_exit", options, new_tokens=60, each_round=check)
+    assert {0, 1} < seen
+
+
 class Counting(TorchRuntime):
     """Counts layers times rows where they run, to check the context's own count."""
 

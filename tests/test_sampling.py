@@ -8,7 +8,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from selfspec.errors import ModelError, OptionError
-from selfspec.sampling import Chance, distribution, token_probability
+from selfspec.sampling import Chance, distribution, top_probability
 from selfspec.types import Dense, OneHot, Sampling
 
 SETTINGS = [(0.3, 0, 1.0), (1.0, 5, 1.0), (1.0, 0, 0.8), (1.5, 7, 0.6), (0.7, 1, 0.9), (1.0, 500, 0.05)]
@@ -119,8 +119,8 @@ def test_certain_decisions_draw_nothing():
     assert used.pick(law) == fresh.pick(law)
 
 
-def test_token_probability_is_the_raw_softmax():
+def test_top_probability_is_that_of_the_raw_softmax():
     """Guards the confidence: it ignores temperature and cuts."""
-    logits = np.array([1.0, 2.0, 3.0], dtype=np.float32)
+    logits = np.array([1.0, 3.0, 2.0], dtype=np.float32)
     want = np.exp(logits[1]) / np.exp(logits).sum()
-    assert token_probability(logits, 1) == pytest.approx(want, rel=1e-6)
+    assert top_probability(logits) == pytest.approx(want, rel=1e-6)

@@ -53,10 +53,10 @@ def _truncate(scaled: Array, sampling: Sampling) -> Array:
     return scaled
 
 
-def token_probability(logits: Array, token: int) -> float:
-    """The raw probability (temperature 1, nothing cut) of ``token`` under ``logits`` [V]: a confidence."""
+def top_probability(logits: Array) -> float:
+    """The largest raw probability (temperature 1, nothing cut) under ``logits`` [V]: a draft's confidence."""
     xp = namespace(logits)
-    return 1.0 / float(xp.sum(xp.exp(logits - logits[token])))
+    return 1.0 / float(xp.sum(xp.exp(logits - xp.max(logits))))
 
 
 class Chance:

@@ -28,7 +28,7 @@ class DraftOptions:
 
     gamma: int = option(4, "Most tokens to draft per round (γ); 0 drafts nothing.")
     confidence: float = option(
-        0.0, "Stop drafting after a token whose confidence is below this; 0 never stops early."
+        0.0, "Stop drafting where the confidence in the next token is below this; 0 never stops early."
     )
     adaptive: bool = option(
         False, "Move the confidence threshold after every round (Draft & Verify), starting at --confidence."
@@ -43,12 +43,17 @@ class DraftOptions:
 
 
 class ConfidenceStop:
-    """Ends a draft after a token of low confidence, with the threshold controller of Draft & Verify.
+    """Ends a draft before a token of low confidence, with the threshold controller of Draft & Verify.
 
-    The token that triggers the stop is kept in the draft, so the decision depends only on what is submitted
-    and the output law is untouched. After every verification the acceptance rate is averaged
-    (m <- m/2 + accepted/drafted/2) and the threshold drifts by 0.01, smoothed by 0.9: up while m is below
-    0.9, else down, unless the draft had its full length (arXiv 2309.08168, section 3.3 and its code).
+    The confidence must be known before the token is drawn (the largest probability, not that of the token):
+    then the decision depends only on what is submitted, and the output law is untouched. Draft & Verify keeps
+    the token that triggers the stop; here it is not drafted, since a self-draft that stops has lost only the
+    head's time, while verifying one more row costs a shallow pass.
+
+    After every verification the acceptance rate is averaged (m <- m/2 + accepted/drafted/2) and the threshold
+    drifts by 0.01, smoothed by 0.9: up while m is below 0.9, else down, unless the draft had its full length
+    (arXiv 2309.08168, section 3.3 and its code). Where nothing was drafted it drifts down, or it could never
+    learn that drafts have become good.
     """
 
     TARGET = 0.9
@@ -66,17 +71,18 @@ class ConfidenceStop:
         """Whether confidences are looked at; drafters may skip computing them otherwise."""
         return self.threshold > 0.0 or self._adaptive
 
-    def after(self, confidence: float) -> bool:
-        """Whether to stop after a token of this confidence."""
-        return self.is_on and confidence < self.threshold
+    def before(self, confidence: float) -> bool:
+        """Whether to stop before a token of this confidence."""
+        return confidence < self.threshold
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """Learn from one verified draft."""
-        if not self._adaptive or not drafted:
+        """Learn from one round."""
+        if not self._adaptive:
             return
-        self._acceptance = 0.5 * self._acceptance + 0.5 * accepted / drafted
+        if drafted:
+            self._acceptance = 0.5 * self._acceptance + 0.5 * accepted / drafted
         moved = self.threshold
-        if self._acceptance < self.TARGET:
+        if drafted and self._acceptance < self.TARGET:
             moved += self.STEP
         elif drafted < self._gamma:
             moved -= self.STEP

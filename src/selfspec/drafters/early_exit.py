@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from selfspec.drafters.base import Drafter, DraftOptions, option
-from selfspec.sampling import distribution, token_probability
+from selfspec.sampling import distribution, top_probability
 from selfspec.types import Array, Distribution, Draft, LayerPlan, namespace
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class EarlyExitOptions(DraftOptions):
 
 
 class _Chain:
-    """The draft of one text while it grows."""
+    """The draft of one text while it grows; a stopped one has the states of one row more than tokens."""
 
     def __init__(self, text: Text, gamma: int) -> None:
         self.text = text
@@ -45,11 +45,11 @@ class _Chain:
         return self.tokens[-1] if self.tokens else self.text.pending
 
     def draft(self, layer: int) -> Draft:
-        if not self.tokens:
+        if not self.hidden:
             return Draft()
-        xp = namespace(self.hidden[0])
         laws = None if self.text.sampling.is_greedy else tuple(self.laws)
-        return Draft(tuple(self.tokens), laws, xp.concat(self.hidden, axis=0), layer)
+        states = namespace(self.hidden[0]).concat(self.hidden, axis=0)
+        return Draft(tuple(self.tokens), laws, states, layer)
 
 
 class EarlyExit(Drafter):
@@ -88,11 +88,12 @@ class EarlyExit(Drafter):
         return [chain.draft(self._plan.shared_prefix) for chain in chains]
 
     def _grow(self, chain: _Chain, hidden: Array, logits: Array) -> bool:
-        """Add the next token; False when its confidence ends the draft."""
+        """Add the next token; False when low confidence ends the draft before it."""
+        chain.hidden.append(hidden)
+        if self.stop.is_on and self.stop.before(top_probability(logits)):
+            return False
         text = chain.text
         law = distribution(logits, text.sampling, text.prefix(chain.tokens))
-        token = text.chance.pick(law)
-        chain.tokens.append(token)
         chain.laws.append(law)
-        chain.hidden.append(hidden)
-        return not (self.stop.is_on and self.stop.after(token_probability(logits, token)))
+        chain.tokens.append(text.chance.pick(law))
+        return True

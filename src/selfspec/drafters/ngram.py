@@ -106,8 +106,10 @@ class Ngram(Drafter):
             token = source[at] if at < known else draft[at - known]
             agreeing = [p for p in places if p + len(draft) < known and source[p + len(draft)] == token]
             confidence = (max(len(agreeing), 1) + size - 1) / (len(places) + size)
+            if self.stop.before(confidence):
+                break
             draft.append(token)
-            if token in self.config.eos_token_ids or self.stop.after(confidence):
+            if token in self.config.eos_token_ids:
                 break
             places = [*(p for p in agreeing if p != places[-1]), places[-1]]
         return Draft(tuple(draft))

@@ -25,7 +25,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
     rows = x.shape[0]
     if weight.dtype == torch.float32:
-        columns = (x.repeat(2, 1) if rows == 1 else x).t()
+        columns = (torch.cat((x, x)) if rows == 1 else x).t()
         out = torch.mm(weight, columns).t()[:rows]
         return out if bias is None else out + bias
     if weight.dtype in (torch.bfloat16, torch.float16) and rows >= _WIDEN_FROM_ROWS:

@@ -165,6 +165,7 @@ class TorchRuntime(Runtime):
         self._layers = [_Layer(weights, i) for i in range(config.num_layers)]
         self._norm = weights["model.norm.weight"]
         self._head = self._embedding if config.tied_head else weights["lm_head.weight"]
+        self._heads = [config.num_heads, config.num_kv_heads]
         self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(self._embedding.device)
         self.precision = str(self._embedding.dtype).removeprefix("torch.")
         self.value_bytes = self._embedding.element_size()
@@ -251,12 +252,13 @@ class TorchRuntime(Runtime):
         self, layer: _Layer, hidden: Tensor, placement: _Placement, store: tuple[Tensor, Tensor]
     ) -> Tensor:
         x = self._normed(hidden, layer.attention_norm)
-        width = self.config.head_dim
-        q, k, v = (linear(x, *w).reshape(len(x), -1, width) for w in (layer.q, layer.k, layer.v))
+        q, k, v = (linear(x, *w) for w in (layer.q, layer.k, layer.v))
+        # queries and keys are turned together: on a CPU every small operation costs microseconds
+        heads = torch.cat((q, k), dim=1).view(len(x), -1, self.config.head_dim)
+        q, k = torch.split(_rotate(heads, placement.cos, placement.sin), self._heads, dim=1)
         keys, values = store
-        keys[placement.slots, placement.positions] = _rotate(k, placement.cos, placement.sin)
-        values[placement.slots, placement.positions] = v
-        q = _rotate(q, placement.cos, placement.sin)
+        keys[placement.slots, placement.positions] = k
+        values[placement.slots, placement.positions] = v.reshape(k.shape)
         return linear(placement.attend(q, keys, values).flatten(1), *layer.o)
 
     def _mlp(self, layer: _Layer, hidden: Tensor) -> Tensor:

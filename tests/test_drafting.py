@@ -1,0 +1,146 @@
+"""What each drafter proposes, when it stops, and how drafters are found."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+from doubles import TINY, MarkovRuntime, run
+
+from selfspec import drafters
+from selfspec.context import Text
+from selfspec.drafters.base import ConfidenceStop, DraftOptions
+from selfspec.drafters.ngram import Ngram, NgramOptions
+from selfspec.errors import OptionError
+from selfspec.sampling import Chance
+from selfspec.types import Sampling
+
+
+def proposal(tokens, gamma=4, config=TINY, **options):
+    drafter = Ngram(NgramOptions(**options), config)
+    text = Text(0, 0, list(tokens), 1000, Sampling(), Chance(0), lambda _: False)
+    drafter.begin(text)
+    return list(drafter.propose(None, [text], [gamma])[0].tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "want"),
+    [
+        ([1, 2, 3, 4, 9, 1, 2], {}, [3, 4, 9, 1]),
+        ([1, 2, 3, 4, 9, 1, 2], {"gamma": 2}, [3, 4]),
+        ([1, 2, 3, 7, 8, 2, 5, 1, 2], {"min_ngram": 1}, [3, 7, 8, 2]),  # the longer match wins
+        ([1, 2, 3, 1, 2, 4, 1, 2], {}, [4, 1, 2, 4]),  # the later place wins; past the end it repeats itself
+        ([5, 6, 7, 8], {}, []),
+        ([5], {}, []),
+        ([5, 5], {}, []),
+        ([5, 5, 5], {}, [5, 5, 5, 5]),
+        ([1, 2, 3, 1], {}, []),  # a single token is no match by default
+        ([1, 2, 3, 4, 9, 1, 2], {"gamma": 0}, []),
+    ],
+)
+def test_look_up(tokens, options, want):
+    """Guards longest match first, latest place, the cut at γ, and short texts."""
+    gamma = options.pop("gamma", 4)
+    assert proposal(tokens, gamma, **options) == want
+
+
+def test_look_up_stops_at_end_of_text():
+    """Guards a candidate with an end-of-text token inside: nothing is drafted past it."""
+    from dataclasses import replace
+
+    config = replace(TINY, eos_token_ids=(4,))
+    assert proposal([1, 2, 3, 4, 9, 1, 2], config=config) == [3, 4]
+
+
+def test_look_up_confidence():
+    """Guards the estimate: agreeing places and a long match raise it, disagreement lowers it."""
+    twice = [1, 2, 3, 1, 2, 4, 1, 2]  # (1 + 1) / (2 + 2)
+    once = [1, 2, 3, 9, 1, 2]  # (1 + 1) / (1 + 2)
+    assert proposal(twice, confidence=0.51) == []
+    assert proposal(twice, confidence=0.49) != []
+    assert proposal(once, confidence=0.66) == [3, 9, 1, 2]
+    assert proposal(once, confidence=0.67) == []
+
+
+def test_the_threshold_follows_draft_and_verify():
+    """Guards the controller: up while drafts are rejected, down while they hold, at rest at full length."""
+    stop = ConfidenceStop(DraftOptions(gamma=4, confidence=0.5, adaptive=True))
+    stop.observe(4, 4)
+    assert stop.threshold == 0.5
+    stop.observe(2, 2)
+    assert stop.threshold == pytest.approx(0.499)
+    stop.observe(4, 0)
+    assert stop.threshold == pytest.approx(0.5)
+    stop.observe(0, 0)
+    assert stop.threshold == pytest.approx(0.499)
+    for _ in range(2000):
+        stop.observe(4, 0)
+    assert stop.threshold == 1.0
+    fixed = ConfidenceStop(DraftOptions(gamma=4, confidence=0.5))
+    fixed.observe(4, 0)
+    assert fixed.threshold == 0.5
+
+
+def test_a_threshold_of_one_that_adapts_drafts_again():
+    """Guards against a controller that stops itself for ever: without drafts it has nothing to learn from."""
+    seen = []
+    options = {"exit_layer": 2, "gamma": 2, "confidence": 1.0, "adaptive": True}
+    run(
+        MarkovRuntime(),
+        [[0]],
+        "early_exit",
+        options,
+        new_tokens=1000,
+        each_round=lambda c, t, r: seen.append(r.commits[0].drafted),
+    )
+    assert seen[1] == 0
+    assert any(seen)
+
+
+def test_built_ins_come_through_the_door_for_plug_ins():
+    """Guards the registry: names, classes and options of everything that is installed."""
+    found = drafters.available()
+    assert {"early_exit", "ngram", "plain", "scripted"} <= set(found)
+    for name in found:
+        assert drafters.drafter_class(name).name == name
+        assert {"gamma", "confidence", "adaptive"} <= set(drafters.option_names(drafters.drafter_class(name)))
+
+
+def entry(name, value):
+    return EntryPoint(name, value, drafters.GROUP)
+
+
+def test_two_drafters_of_one_name_are_refused(monkeypatch):
+    """Guards against a plug-in that silently replaces a drafter."""
+    both = [entry("ngram", "a:B"), entry("ngram", "c:D")]
+    monkeypatch.setattr(drafters, "entry_points", lambda group: both)
+    with pytest.raises(OptionError, match="two drafters are named 'ngram'"):
+        drafters.available()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("no.such.module:Thing", "cannot be loaded: ModuleNotFoundError"),
+        ("selfspec.types:Nothing", "cannot be loaded: AttributeError"),
+        ("selfspec.types:Sampling", "is not a selfspec Drafter"),
+    ],
+)
+def test_a_broken_plug_in_is_one_clear_error(monkeypatch, value, words):
+    """Guards load(draft="broken"): the plug-in's own traceback is not the user's answer."""
+    monkeypatch.setattr(drafters, "entry_points", lambda group: [entry("broken", value)])
+    with pytest.raises(OptionError, match=words):
+        drafters.drafter_class("broken")
+
+
+def test_option_types_are_checked_with_and_without_string_annotations():
+    """Guards plug-ins whose options are not under `from __future__ import annotations`."""
+    from dataclasses import make_dataclass
+
+    from selfspec.types import require_types
+
+    for kind in (int, "int"):
+        made = make_dataclass("Options", [("size", kind)], frozen=True)
+        require_types(made(3))
+        with pytest.raises(OptionError, match="size is 'x'; it must be an integer"):
+            require_types(made("x"))
