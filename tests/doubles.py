@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from selfspec.drafters.base import Drafter
-    from selfspec.types import Round
+    from selfspec.rounds import Round
 
 GREEDY = Sampling()
 TINY = ModelConfig(

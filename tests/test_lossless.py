@@ -8,9 +8,10 @@ from doubles import MarkovRuntime, run, tiny_runtime
 
 from selfspec.drafters.early_exit import EarlyExit
 from selfspec.reference import oracle
+from selfspec.rounds import Commit, Stats
 from selfspec.runtime.torch import TorchRuntime
 from selfspec.sampling import Chance
-from selfspec.types import Commit, LayerPlan, Rows, Sampling, Stats
+from selfspec.types import LayerPlan, Rows, Sampling
 
 PROMPT = [5, 17, 3, 3, 42, 5, 17]
 NEW = 20
@@ -265,4 +266,4 @@ def test_stats_add_up():
     assert stats.acceptance_rate == pytest.approx(stats.accepted / stats.drafted)
     assert sum(stats.drafted_per_position) == stats.drafted
     assert sum(stats.accepted_per_position) == stats.accepted
-    assert isinstance(Commit(0, (1,), 0, 0, None), Commit)
+    assert isinstance(Commit(0, (1,), (), 0, None), Commit)

@@ -46,8 +46,8 @@ def output_law(size, gamma, p, draft_of, verify):
     out = defaultdict(float)
     for dice in AllOutcomes():
         draft = draft_of(dice)
-        accepted, bonus = verify(draft, lambda i, d=draft: p(d.tokens[:i]), dice)
-        tokens = [*draft.tokens[:accepted], bonus]
+        verdict = verify(draft, lambda i, d=draft: p(d.tokens[:i]), dice)
+        tokens = [*draft.tokens[: verdict.accepted], verdict.bonus]
         while len(tokens) < gamma + 1:
             tokens.append(dice.pick(p(tuple(tokens)), size))
         out[tuple(tokens)] += dice.weight

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from selfspec.request import Chunk, Completion, Request
-    from selfspec.types import LayerPlan, Round, Sampling, Stats
+    from selfspec.rounds import Round, Stats
+    from selfspec.types import LayerPlan, Sampling
 
 __all__ = [
     "AsyncStream",
@@ -53,7 +54,7 @@ __all__ = [
     "load",
 ]
 
-_MODULES = ("selfspec.errors", "selfspec.types", "selfspec.request", "selfspec.engine")
+_MODULES = ("selfspec.errors", "selfspec.types", "selfspec.rounds", "selfspec.request", "selfspec.engine")
 
 
 def __getattr__(name: str) -> Any:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from selfspec.rounds import Commit
 from selfspec.types import (
     Array,
-    Commit,
     Draft,
     FinishReason,
     Integers,
@@ -134,7 +134,7 @@ class Context:
         tokens = text.extend((*draft.tokens[: verdict.accepted], verdict.bonus))
         accepted = min(verdict.accepted, len(tokens))
         text.cached = len(text.tokens) - 1
-        return Commit(text.index, tokens, len(draft), accepted, text.finish_reason)
+        return Commit(text.index, tokens, draft.widths, accepted, text.finish_reason)
 
     def _run(self, hidden: Array, plan: LayerPlan, rows: Rows) -> Array:
         self.row_layers += plan.row_layers * len(rows)

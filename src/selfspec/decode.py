@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from selfspec.rounds import Commit, Round
 from selfspec.sampling import distribution
-from selfspec.types import Array, Commit, Distribution, Draft, Round
+from selfspec.types import Array, Distribution, Draft
 from selfspec.verify import verify_chain
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _first_token(context: Context, text: Text) -> Commit:
     law = distribution(context.prefill(text), text.sampling, text.prefix(()))
     tokens = text.extend([text.chance.pick(law)])
     text.cached = len(text.tokens) - 1
-    return Commit(text.index, tokens, 0, 0, text.finish_reason)
+    return Commit(text.index, tokens, (), 0, text.finish_reason)
 
 
 def _turn(
@@ -60,7 +61,7 @@ def _turn(
     started, before = clock() - origin, context.row_layers
     gammas = [max(0, min(drafter.options.gamma, text.room())) for text in texts]
     drafts = drafter.propose(context, texts, gammas)
-    assert all(len(draft) <= gamma for draft, gamma in zip(drafts, gammas, strict=True))
+    assert all(len(draft.widths) <= gamma for draft, gamma in zip(drafts, gammas, strict=True))
     drafted, after_draft = clock() - origin, context.row_layers
     logits = context.score(texts, drafts)
     commits = []
@@ -73,8 +74,8 @@ def _turn(
 
 
 def _target(text: Text, draft: Draft, rows: Array) -> Callable[[int], Distribution]:
-    """The target's distribution after i draft tokens; computed when asked for."""
-    return lambda i: distribution(rows[i], text.sampling, text.prefix(draft.tokens[:i]))
+    """The target's distribution of what follows a row of the draft; computed when asked for."""
+    return lambda row: distribution(rows[row], text.sampling, text.prefix(draft.before(row)))
 
 
 def _round(

@@ -13,8 +13,8 @@ from selfspec.decode import decode
 from selfspec.errors import OptionError, PromptError, RuntimeMissingError
 from selfspec.model import EMBEDDED, TextStream, Tokenizer, find_checkpoint
 from selfspec.request import Chunk, Completion, Request, draft_buffers
+from selfspec.rounds import Stats
 from selfspec.sampling import Chance
-from selfspec.types import Stats
 
 if TYPE_CHECKING:
     import os

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from selfspec.errors import OptionError
 from selfspec.model.textstream import check_stop
-from selfspec.types import FinishReason, Processor, Sampling, Stats, require_types
+from selfspec.rounds import Stats
+from selfspec.types import FinishReason, Processor, Sampling, require_types
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,7 @@ An ``Array`` is a NumPy array or a torch tensor; host-side integers (tokens, pos
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -98,9 +98,13 @@ class OneHot:
         """The token."""
         return self.token
 
-    def minus(self, _other: Distribution) -> Distribution:
-        """norm((p - q)+): unchanged, since a draft can only be rejected where p is zero."""
+    def minus(self, _other: Distribution, _weight: float = 1.0) -> Distribution:
+        """norm((weight·p - q)+): unchanged, whatever mass is left."""
         return self
+
+    def excess(self, other: Distribution, weight: float) -> float:
+        """The mass of (weight·p - q)+."""
+        return max(weight - other.probability(self.token), 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,16 +131,26 @@ class Dense:
         # uniform * total can round up to the total itself: take a token that has mass
         return index if index < cumulative.shape[0] else int(xp.argmax(self.probs))
 
-    def minus(self, other: Distribution) -> Distribution:
-        """norm((p - q)+), the residual after a rejection; p itself where rounding leaves nothing."""
+    def minus(self, other: Distribution, weight: float = 1.0) -> Distribution:
+        """norm((weight·p - q)+), the residual after a rejection; p itself where rounding leaves nothing."""
+        rest = self._above(other, weight)
+        return Dense.of(rest) if float(namespace(rest).sum(rest)) > 0.0 else self
+
+    def excess(self, other: Distribution, weight: float) -> float:
+        """The mass of (weight·p - q)+."""
+        rest = self._above(other, weight)
+        return float(namespace(rest).sum(rest))
+
+    def _above(self, other: Distribution, weight: float) -> Array:
+        """(weight·p - q)+ [V], for a weight of at most 1."""
         xp = namespace(self.probs)
+        masses = self.probs if weight == 1.0 else weight * self.probs
         if isinstance(other, OneHot):
-            rest = xp.asarray(self.probs, copy=True)
+            rest = xp.asarray(masses, copy=True)
             rest[other.token] = 0.0
-        else:
-            rest = self.probs - other.probs
-            rest = xp.where(rest > 0.0, rest, xp.zeros_like(rest))
-        return Dense.of(rest) if float(xp.sum(rest)) > 0.0 else self
+            return rest
+        rest = masses - other.probs
+        return xp.where(rest > 0.0, rest, xp.zeros_like(rest))
 
 
 Distribution: TypeAlias = "OneHot | Dense"
@@ -261,127 +275,59 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """A chain of guesses for one sequence.
+    """Guesses for one sequence: a chain, or with ``parents`` a tree.
 
-    ``laws[i]`` is the distribution that ``tokens[i]`` was sampled from; ``laws`` None means that the tokens
-    were chosen deterministically. ``hidden`` [h, d] are states after ``layer`` layers of the rows
-    [pending, tokens[0], ...]: verification resumes there, h at most ``len(tokens) + 1``.
+    ``tokens[i]`` follows ``tokens[parents[i]]``, or the pending token where that is -1; parents come before
+    their children. ``laws[i]`` is the distribution that ``tokens[i]`` was sampled from, given all tokens
+    before it: a sibling that was drawn without replacement has the law without the siblings drawn before.
+    ``laws`` None means that the tokens were chosen deterministically. Row 0 of a draft is the pending token,
+    row i + 1 ``tokens[i]``. ``hidden`` [h, d] are states after ``layer`` layers of its first h rows:
+    verification resumes there.
     """
 
     tokens: tuple[int, ...] = ()
     laws: tuple[Distribution, ...] | None = None
     hidden: Array | None = None
     layer: int = 0
+    parents: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         assert self.laws is None or len(self.laws) == len(self.tokens)
         assert (self.hidden is None) == (self.layer == 0)
+        if self.parents is not None:
+            assert len(self.parents) == len(self.tokens)
+            assert all(-1 <= parent < i for i, parent in enumerate(self.parents))
 
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many tokens there are at each depth: one each for a chain."""
+        if self.parents is None:
+            return (1,) * len(self.tokens)
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return tuple(depths.count(depth) for depth in range(max(depths, default=-1) + 1))
+
+    def before(self, row: int) -> tuple[int, ...]:
+        """The draft tokens up to and including that of ``row``: what the token after it follows."""
+        if self.parents is None:
+            return self.tokens[:row]
+        branch = []
+        while row > 0:
+            branch.append(self.tokens[row - 1])
+            row = self.parents[row - 1] + 1
+        return tuple(reversed(branch))
+
 
 class Verdict(NamedTuple):
-    """The first ``accepted`` draft tokens hold; ``bonus`` is the one token that the target adds."""
+    """``accepted`` draft tokens hold; ``bonus`` is the one token that the target adds.
+
+    They are the first ones of a chain, and of a tree those whose indices ``branch`` lists, in order.
+    """
 
     accepted: int
     bonus: int
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """What one round added to one sequence.
-
-    ``tokens`` are final, cut where plain decoding would have stopped; the first ``accepted`` of them are
-    draft tokens, the bonus token follows unless the text ended before it. ``drafted`` tokens were proposed.
-    """
-
-    sequence: int
-    tokens: tuple[int, ...]
-    drafted: int
-    accepted: int
-    finish_reason: FinishReason | None
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One turn of the loop: draft, verify, commit; ``index`` 0 is the prefill, which drafts nothing.
-
-    Times are seconds of the loop's clock since decoding began. Row-layers count layers times rows.
-    """
-
-    index: int
-    commits: tuple[Commit, ...]
-    started: float
-    drafted_at: float
-    ended: float
-    draft_row_layers: float
-    verify_row_layers: float
-
-
-@dataclass(slots=True)
-class Stats:
-    """Sums over the rounds of a generation; names follow vLLM where it has them.
-
-    The mean accepted length τ includes the bonus token: tokens per round of the rounds after the prefill.
-    """
-
-    texts: int = 0
-    tokens: int = 0
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    draft_row_layers: float = 0.0
-    verify_row_layers: float = 0.0
-    prefill_row_layers: float = 0.0
-    draft_seconds: float = 0.0
-    ttft_seconds: float = 0.0
-    seconds: float = 0.0
-    drafted_per_position: list[int] = field(default_factory=list)
-    accepted_per_position: list[int] = field(default_factory=list)
-
-    def add(self, round_: Round) -> None:
-        """Count one round."""
-        self.tokens += sum(len(commit.tokens) for commit in round_.commits)
-        self.seconds = round_.ended
-        if round_.index == 0:
-            self.texts += len(round_.commits)
-            self.ttft_seconds = round_.ended
-            self.prefill_row_layers += round_.verify_row_layers
-            return
-        self.rounds += len(round_.commits)
-        self.draft_seconds += round_.drafted_at - round_.started
-        self.draft_row_layers += round_.draft_row_layers
-        self.verify_row_layers += round_.verify_row_layers
-        for commit in round_.commits:
-            self.drafted += commit.drafted
-            self.accepted += commit.accepted
-            _count(self.drafted_per_position, commit.drafted)
-            _count(self.accepted_per_position, commit.accepted)
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """α: accepted ÷ drafted; None when nothing was drafted."""
-        return self.accepted / self.drafted if self.drafted else None
-
-    @property
-    def mean_accepted_length(self) -> float | None:
-        """τ: tokens per round, bonus included; None before the first round."""
-        return (self.tokens - self.texts) / self.rounds if self.rounds else None
-
-    @property
-    def tokens_per_second(self) -> float:
-        """All new tokens ÷ wall time from the call to the last token, prefill included."""
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-    @property
-    def decode_tokens_per_second(self) -> float | None:
-        """Tokens after the first of each text ÷ wall time after it; None for a single token."""
-        span = self.seconds - self.ttft_seconds
-        return (self.tokens - self.texts) / span if self.tokens > self.texts and span > 0 else None
-
-
-def _count(per_position: list[int], reached: int) -> None:
-    per_position.extend([0] * (reached - len(per_position)))
-    for i in range(reached):
-        per_position[i] += 1
+    branch: tuple[int, ...] | None = None

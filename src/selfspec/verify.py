@@ -5,16 +5,21 @@ token x is accepted with probability min(1, p(x) / q(x)), and a rejection is rep
 norm((p - q)+). A deterministic draft (greedy, look-up) needs no q: draw y from p, accept x if y is x, else
 emit y. That is the same law, and it spends exactly the random numbers of plain decoding: with one seed, a
 text that was drafted deterministically is the plain text, token for token.
+
+``target(row)`` is the target's distribution of what follows a row of the draft: row 0 is the pending token,
+row i + 1 the i-th draft token. Chains and trees ask for it from the root downwards, and only while the draft
+is accepted: exactly the calls of plain decoding. Block verification asks for every row.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Protocol
 
 from selfspec.types import Distribution, Draft, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class Dice(Protocol):
@@ -30,11 +35,8 @@ class Dice(Protocol):
 
 
 def verify_chain(draft: Draft, target: Callable[[int], Distribution], dice: Dice) -> Verdict:
-    """How much of ``draft`` holds, and the bonus token.
-
-    ``target(i)`` is the target's distribution after the first i draft tokens. It is asked from left to
-    right, and only while the draft is accepted: exactly the calls of plain decoding.
-    """
+    """How much of a chain holds, token by token, and the bonus token."""
+    assert draft.parents is None
     for i, token in enumerate(draft.tokens):
         law = target(i)
         if draft.laws is None:
@@ -44,3 +46,71 @@ def verify_chain(draft: Draft, target: Callable[[int], Distribution], dice: Dice
         elif not dice.accept(law.probability(token) / draft.laws[i].probability(token)):
             return Verdict(i, dice.pick(law.minus(draft.laws[i])))
     return Verdict(len(draft), dice.pick(target(len(draft))))
+
+
+def verify_block(draft: Draft, target: Callable[[int], Distribution], dice: Dice) -> Verdict:
+    """How much of a chain holds, judged as a whole (Sun et al., arXiv 2403.10444): never less on average.
+
+    With w_0 = 1 and w_i = min(w_{i-1} p_i(x_i) / q_i(x_i), 1), the first i tokens hold with probability
+    h_i = R_i / (R_i + 1 - w_i), where R_i is the mass of (w_i p_{i+1} - q_{i+1})+, and h_γ = w_γ; the
+    longest that holds is taken, and the bonus is drawn from norm((w_i p_{i+1} - q_{i+1})+).
+
+    It asks for all rows of the target, accepted or not: do not use it where a logits processor keeps state.
+    A deterministic draft gains nothing from it and goes through `verify_chain`.
+    """
+    if draft.laws is None:
+        return verify_chain(draft, target, dice)
+    assert draft.parents is None
+    rows = [target(i) for i in range(len(draft) + 1)]
+    weights = [1.0]
+    for token, p, q in zip(draft.tokens, rows, draft.laws, strict=False):
+        weights.append(min(weights[-1] * p.probability(token) / q.probability(token), 1.0))
+    if dice.accept(weights[-1]):
+        return Verdict(len(draft), dice.pick(rows[-1]))
+    for i in reversed(range(len(draft))):
+        p, q, weight = rows[i], draft.laws[i], weights[i]
+        mass = p.excess(q, weight)
+        # nothing held beyond row 0, where w is 1: the ratio is 1, and 0 / 0 if rounding leaves no mass
+        if i == 0 or (mass > 0.0 and dice.accept(mass / (mass + 1.0 - weight))):
+            return Verdict(i, dice.pick(p.minus(q, weight)))
+    raise AssertionError("the empty draft always holds")
+
+
+def verify_tree(draft: Draft, target: Callable[[int], Distribution], dice: Dice) -> Verdict:
+    """The branch of a tree that holds, and the bonus token. A chain is a tree of one branch.
+
+    Deterministic children: y is drawn once from p; the child that is y is accepted, else y is the bonus.
+    Sampled children go through recursive rejection, in order: each has the ratio test against what is left
+    of p, and after a rejection p becomes norm((p - q)+), q being the law of the rejected child. The laws are
+    those that the children were really drawn from, so one rule serves siblings with replacement (SpecInfer,
+    arXiv 2305.09781) and without (a law then lacks the siblings before it; Jeon et al., 2402.14160).
+    """
+    children: dict[int, list[int]] = defaultdict(list)
+    for i, parent in enumerate(range(-1, len(draft) - 1) if draft.parents is None else draft.parents):
+        children[parent + 1].append(i)
+    step = _matching if draft.laws is None else _surviving
+    branch: list[int] = []
+    row = 0
+    while True:
+        child, token = step(draft, children[row], target(row), dice)
+        if child is None:
+            return Verdict(len(branch), token, tuple(branch))
+        branch.append(child)
+        row = child + 1
+
+
+def _matching(draft: Draft, children: Sequence[int], law: Distribution, dice: Dice) -> tuple[int | None, int]:
+    """A token from ``law``, and the child that is it, if any."""
+    choice = dice.pick(law)
+    return next((child for child in children if draft.tokens[child] == choice), None), choice
+
+
+def _surviving(draft: Draft, children: Sequence[int], law: Distribution, dice: Dice) -> tuple[int | None, int]:
+    """The first child to pass the ratio test, and its token; with none, a token from what is left of ``law``."""
+    assert draft.laws is not None
+    for child in children:
+        token, q = draft.tokens[child], draft.laws[child]
+        if dice.accept(law.probability(token) / q.probability(token)):
+            return child, token
+        law = law.minus(q)
+    return None, dice.pick(law)

@@ -8,7 +8,7 @@ import pytest
 
 from selfspec.cli.output import Painter, emit_json, has_colours, summary, table
 from selfspec.request import Chunk, Completion
-from selfspec.types import Stats
+from selfspec.rounds import Stats
 
 
 def chunks(*pieces):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from selfspec.context import Context, Text
     from selfspec.model.config import ModelConfig
-    from selfspec.types import Commit, Draft, LayerPlan
+    from selfspec.rounds import Commit
+    from selfspec.types import Draft, LayerPlan
 
 
 def option(default: Any, text: str) -> Any:
@@ -122,7 +123,7 @@ class Drafter(ABC):
 
     def observe(self, text: Text, commit: Commit) -> None:  # noqa: ARG002 (for overrides)
         """Learn what became of the draft; ``text`` has moved forward already."""
-        self.stop.observe(commit.drafted, commit.accepted)
+        self.stop.observe(commit.depth, commit.accepted)
 
     def end(self, text: Text) -> None:  # noqa: B027 (optional)
         """A text leaves; free what is kept for it."""
