@@ -1,8 +1,8 @@
 """Sequences in flight: tokens, cache and kept hidden states, and the only code that moves lengths.
 
 Between rounds a sequence of n tokens has keys and values for its first n - 1; the last token is *pending*:
-committed, its row still to be run. Row i of a round stands at position n - 1 + i: row 0 is the pending
-token, row i the i-th draft token.
+committed, its row still to be run. Row i of a round owns cell n - 1 + i of the cache: row 0 is the pending
+token, row i the i-th draft token. Its position is n - 1 plus its depth: in a chain, that of its cell.
 """
 
 from __future__ import annotations
@@ -112,8 +112,6 @@ class Context:
         tokens: list[int] = []
         starts: list[int] = []
         kept: list[Array] = []
-        slots: list[int] = []
-        positions: list[int] = []
         for text, draft in zip(texts, drafts, strict=True):
             num_kept = 0
             if draft.hidden is not None:
@@ -122,16 +120,18 @@ class Context:
             count = len(draft) + 1
             tokens += [text.pending, *draft.tokens]
             starts += [draft.layer] * num_kept + [0] * (count - num_kept)
-            slots += [text.slot] * count
-            positions += range(len(text.tokens) - 1, len(text.tokens) - 1 + count)
-        hidden = self._run_from(tokens, np.asarray(starts), kept, Rows.of(slots, positions))
+        hidden = self._run_from(tokens, np.asarray(starts), kept, _rows(texts, drafts))
         logits = self.runtime.logits(hidden)
         edges = np.cumsum([0, *(len(draft) + 1 for draft in drafts)])
         return [logits[start:stop] for start, stop in pairwise(edges.tolist())]
 
     def commit(self, text: Text, draft: Draft, verdict: Verdict) -> Commit:
         """Move ``text`` forward by what was accepted and the bonus token, cut where it ends."""
-        tokens = text.extend((*draft.tokens[: verdict.accepted], verdict.bonus))
+        leading = tuple(range(verdict.accepted))
+        branch = leading if verdict.branch is None else verdict.branch
+        if branch != leading:  # else every accepted row has the cell of its position already
+            self.runtime.keep(self.cache, _rows([text], [draft]).take([i + 1 for i in branch]))
+        tokens = text.extend((*(draft.tokens[i] for i in branch), verdict.bonus))
         accepted = min(verdict.accepted, len(tokens))
         text.cached = len(text.tokens) - 1
         return Commit(text.index, tokens, draft.widths, accepted, text.finish_reason)
@@ -153,6 +153,22 @@ class Context:
             if hidden is not None:
                 hidden = self._run(hidden, self.full.span(start, stop), rows.take(order))
         return hidden
+
+
+def _rows(texts: Sequence[Text], drafts: Sequence[Draft]) -> Rows:
+    """The rows of pending and draft tokens, text after text; those of a text own its next cells, in order."""
+    slots: list[int] = []
+    cells: list[int] = []
+    parents: list[int] = []
+    for text, draft in zip(texts, drafts, strict=True):
+        root, start, count = len(slots), len(text.tokens) - 1, len(draft) + 1
+        slots += [text.slot] * count
+        cells += range(start, start + count)
+        follows = range(-1, count - 2) if draft.parents is None else draft.parents
+        parents += [-1, *(root + 1 + parent for parent in follows)]
+    if all(draft.parents is None for draft in drafts):
+        return Rows.of(slots, cells)
+    return Rows.trees(slots, cells, parents)
 
 
 def _concatenate(arrays: list[Array]) -> Array:

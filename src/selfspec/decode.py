@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from selfspec.rounds import Commit, Round
 from selfspec.sampling import distribution
 from selfspec.types import Array, Distribution, Draft
-from selfspec.verify import verify_chain
+from selfspec.verify import verify_chain, verify_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +66,8 @@ def _turn(
     logits = context.score(texts, drafts)
     commits = []
     for text, draft, rows in zip(texts, drafts, logits, strict=True):
-        verdict = verify_chain(draft, _target(text, draft, rows), text.chance)
+        verify = verify_chain if draft.parents is None else verify_tree
+        verdict = verify(draft, _target(text, draft, rows), text.chance)
         commits.append(context.commit(text, draft, verdict))
         drafter.observe(text, commits[-1])
     costs = (after_draft - before, context.row_layers - after_draft)

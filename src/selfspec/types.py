@@ -247,13 +247,17 @@ class Rows:
     """The flat set of rows of one pass, as int64 arrays [R].
 
     Row r belongs to the sequence in ``slots[r]``, stands at ``positions[r]`` of its text and owns cell
-    ``positions[r]`` of its slot's cache, where its keys and values are written. It sees the cells
-    ``[0, positions[r]]`` of its own slot: rolling back is writing at a smaller position next time.
-    Rows of one slot must have different positions.
+    ``cells[r]`` of its slot's cache, where its keys and values are written; rows of one slot have different
+    cells. In a chain the cell is the position, and a row sees the cells ``[0, positions[r]]`` of its own
+    slot: rolling back is writing at a smaller position next time.
+
+    In a tree, ``lineage`` [R, D] lists the cells of each row's ancestors from the root of the tree down to
+    the row itself (its own cell again up to width D), and the row sees those and the cells below the root.
     """
 
     slots: Integers
     positions: Integers
+    lineage: Integers | None = None
 
     @classmethod
     def of(cls, slots: Sequence[int], positions: Sequence[int]) -> Rows:
@@ -261,13 +265,30 @@ class Rows:
         assert len(slots) == len(positions)
         return cls(np.asarray(slots, dtype=np.int64), np.asarray(positions, dtype=np.int64))
 
+    @classmethod
+    def trees(cls, slots: Sequence[int], cells: Sequence[int], parents: Sequence[int]) -> Rows:
+        """Rows that follow the row ``parents[r]`` of this pass, which comes before them; -1 is a root."""
+        lines: list[list[int]] = []
+        for cell, parent in zip(cells, parents, strict=True):
+            lines.append([*(lines[parent] if parent >= 0 else ()), cell])
+        width = max(map(len, lines))
+        lineage = np.asarray([line + line[-1:] * (width - len(line)) for line in lines], dtype=np.int64)
+        depths = np.asarray([len(line) - 1 for line in lines], dtype=np.int64)
+        return cls(np.asarray(slots, dtype=np.int64), lineage[:, 0] + depths, lineage)
+
+    @property
+    def cells(self) -> Integers:
+        """The cell of each row in its slot's cache."""
+        return self.positions if self.lineage is None else self.lineage[:, -1]
+
     def __len__(self) -> int:
         return len(self.slots)
 
     def take(self, indices: Sequence[int] | Integers) -> Rows:
         """The given rows."""
         index = np.asarray(indices, dtype=np.int64)
-        return Rows(self.slots[index], self.positions[index])
+        lineage = None if self.lineage is None else self.lineage[index]
+        return Rows(self.slots[index], self.positions[index], lineage)
 
 
 # -- drafting and verifying -------------------------------------------------------------------------------

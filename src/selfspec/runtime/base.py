@@ -62,4 +62,8 @@ class Runtime(ABC):
 
     @abstractmethod
     def keep(self, cache: Cache, rows: Rows) -> None:
-        """Say which rows of the last pass stay. Nothing to do where every draft is a chain."""
+        """Move the keys and values of ``rows`` from their cells to the cells of their positions, in every layer.
+
+        These are the rows of an accepted branch: afterwards cell and position are one again. Nothing to do
+        for a chain.
+        """

@@ -72,24 +72,33 @@ class _Placement:
 
     def __init__(self, rows: Rows, cache: TorchCache, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
         device = inverse_frequencies.device
-        assert int(rows.positions.max()) < cache.length
+        self.visible = int(rows.cells.max()) + 1
+        assert self.visible <= cache.length
         self.slots = torch.from_numpy(rows.slots).to(device)
-        self.positions = torch.from_numpy(rows.positions).to(device)
-        angles = self.positions.float()[:, None] * inverse_frequencies
+        self.cells = torch.from_numpy(rows.cells).to(device)
+        positions = torch.from_numpy(rows.positions).to(device)
+        angles = positions.float()[:, None] * inverse_frequencies
         angles = torch.cat((angles, angles), dim=-1)[:, None, :]
         self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)  # [R, 1, head width]
-        self.visible = int(rows.positions.max()) + 1
         slots, segment = np.unique(rows.slots, return_inverse=True)
         self.single = int(slots[0]) if len(slots) == 1 else None
         self.mask: Tensor | None = None
         if self.single is None:
-            self._pad(slots, segment.reshape(-1), device)
-        elif len(rows) > 1:
-            cells = torch.arange(self.visible, device=device)
-            self.mask = cells <= self.positions[:, None]  # [R, visible]
+            self._pad(slots, segment.reshape(-1), self._sees(rows, device))
+        elif len(rows) > 1 or rows.lineage is not None:
+            self.mask = self._sees(rows, device)
 
-    def _pad(self, slots: np.ndarray[Any, Any], segment: np.ndarray[Any, Any], device: torch.device) -> None:
+    def _sees(self, rows: Rows, device: torch.device) -> Tensor:
+        """Which cells of its slot each row sees: [R, visible]."""
+        cells = torch.arange(self.visible, device=device)
+        if rows.lineage is None:
+            return cells <= self.cells[:, None]
+        lineage = torch.from_numpy(rows.lineage).to(device)
+        return (cells < lineage[:, :1]).scatter_(1, lineage, True)
+
+    def _pad(self, slots: np.ndarray[Any, Any], segment: np.ndarray[Any, Any], sees: Tensor) -> None:
         """Give every slot the same number of rows: row r becomes [segment, offset] of [slots, widest]."""
+        device = sees.device
         counts = np.zeros(len(slots), dtype=np.int64)
         offset = np.empty_like(segment)
         for r, s in enumerate(segment):
@@ -99,10 +108,10 @@ class _Placement:
         self.offset = torch.from_numpy(offset).to(device)
         self.shape = (len(slots), int(counts.max()))
         self.distinct = torch.from_numpy(slots).to(device)
-        last = torch.zeros(self.shape, dtype=torch.int64, device=device)  # padding sees cell 0, and is dropped
-        last[self.segment, self.offset] = self.positions
-        cells = torch.arange(self.visible, device=device)
-        self.mask = (cells <= last[:, :, None])[:, None]  # [slots, 1, widest, visible]
+        padded = torch.zeros(*self.shape, self.visible, dtype=torch.bool, device=device)
+        padded[..., 0] = True  # padding sees cell 0, and is dropped
+        padded[self.segment, self.offset] = sees
+        self.mask = padded[:, None]  # [slots, 1, widest, visible]
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attention of q [R, heads, width] over the cells that each row sees: [R, heads, width]."""
@@ -211,7 +220,17 @@ class TorchRuntime(Runtime):
             return TorchCache(*([self._embedding.new_zeros(shape) for _ in layers] for _ in ("keys", "values")))
 
     def keep(self, cache: Cache, rows: Rows) -> None:
-        """Nothing to do for a chain: cells past the committed length are overwritten."""
+        """See `Runtime.keep`: the cells of all ``rows`` are read before any is written."""
+        assert isinstance(cache, TorchCache)
+        moved = np.flatnonzero(rows.cells != rows.positions)
+        if not len(moved):
+            return
+        slots, cells, positions = (
+            torch.from_numpy(part[moved]).to(self._embedding.device)
+            for part in (rows.slots, rows.cells, rows.positions)
+        )
+        for stored in (*cache.keys, *cache.values):
+            stored[slots, positions] = stored[slots, cells]
 
     def run(
         self, hidden: Array, plan: LayerPlan, rows: Rows, cache: Cache, taps: Sequence[SubLayer] = ()
@@ -257,8 +276,8 @@ class TorchRuntime(Runtime):
         heads = torch.cat((q, k), dim=1).view(len(x), -1, self.config.head_dim)
         q, k = torch.split(_rotate(heads, placement.cos, placement.sin), self._heads, dim=1)
         keys, values = store
-        keys[placement.slots, placement.positions] = k
-        values[placement.slots, placement.positions] = v.reshape(k.shape)
+        keys[placement.slots, placement.cells] = k
+        values[placement.slots, placement.cells] = v.reshape(k.shape)
         return linear(placement.attend(q, keys, values).flatten(1), *layer.o)
 
     def _mlp(self, layer: _Layer, hidden: Tensor) -> Tensor:
