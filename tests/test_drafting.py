@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from itertools import pairwise
 
 import pytest
 from doubles import TINY, MarkovRuntime, run
@@ -12,15 +13,20 @@ from selfspec.context import Text
 from selfspec.drafters.base import ConfidenceStop, DraftOptions
 from selfspec.drafters.ngram import Ngram, NgramOptions
 from selfspec.errors import OptionError
+from selfspec.request import draft_buffers
 from selfspec.sampling import Chance
 from selfspec.types import Sampling
 
 
-def proposal(tokens, gamma=4, config=TINY, **options):
+def look_up(tokens, gamma=4, config=TINY, limit=1000, **options):
     drafter = Ngram(NgramOptions(**options), config)
-    text = Text(0, 0, list(tokens), 1000, Sampling(), Chance(0), lambda _: False)
+    text = Text(0, 0, list(tokens), limit, Sampling(), Chance(0), lambda _: False)
     drafter.begin(text)
-    return list(drafter.propose(None, [text], [gamma])[0].tokens)
+    return drafter.propose(None, [text], [gamma])[0]
+
+
+def proposal(tokens, gamma=4, config=TINY, **options):
+    return list(look_up(tokens, gamma, config, **options).tokens)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +66,81 @@ def test_look_up_confidence():
     assert proposal(twice, confidence=0.49) != []
     assert proposal(once, confidence=0.66) == [3, 9, 1, 2]
     assert proposal(once, confidence=0.67) == []
+
+
+@pytest.mark.parametrize(
+    ("siblings", "want", "parents"),
+    [
+        (0, (4, 8, 1), None),
+        (1, (4, 8, 1, 3), (-1, 0, 1, -1)),
+        (2, (4, 8, 1, 3, 7), (-1, 0, 1, -1, -1)),
+    ],
+)
+def test_look_up_siblings_are_other_continuations(siblings, want, parents):
+    """Guards combs: at each depth what other places of the same n-gram went on with, the latest first."""
+    tokens = [1, 2, 7, 1, 2, 3, 1, 2, 4, 8, 1, 2]
+    draft = look_up(tokens, 3, siblings=siblings)
+    assert (draft.tokens, draft.parents) == (want, parents)
+
+
+def test_look_up_siblings_below_the_first_depth():
+    """Guards the parent of a leaf: places that agree with the chain so far, and go on differently."""
+    draft = look_up([1, 2, 3, 9, 1, 2, 3, 5, 1, 2], 3, siblings=4)
+    assert (draft.tokens, draft.parents) == ((3, 5, 1, 9), (-1, 0, 1, 0))
+
+
+def test_combs_thin_out_where_the_text_ends():
+    """Guards the cells of the cache: a draft has no more tokens than the text has room for."""
+    tokens = [1, 2, 7, 1, 2, 3, 1, 2, 4, 8, 1, 2]
+    assert len(look_up(tokens, 3, limit=len(tokens) + 1 + 4, siblings=2)) == 4
+    assert look_up(tokens, 3, limit=len(tokens) + 1 + 3, siblings=2).parents is None
+
+
+def test_early_exit_siblings_are_the_next_best_and_sampled_ones_differ():
+    """Guards the leaves of early exit: distinct tokens per level, with the laws they were drawn from."""
+    seen = []
+
+    class Seen(drafters.drafter_class("early_exit")):
+        def propose(self, *given):
+            seen.extend(super().propose(*given))
+            return seen[-1:]
+
+    runtime = MarkovRuntime(vocab_size=5)
+    for sampling in (Sampling(), Sampling(1.0), Sampling(1.0, top_k=2)):
+        seen.clear()
+        drafter = Seen(Seen.Options(exit_layer=2, gamma=2, siblings=2), runtime.config)
+        run(runtime, [[0]], drafter, sampling=sampling)
+        draft = seen[0]
+        most = sampling.top_k or 3
+        assert draft.widths == (most, most)
+        for parent in (-1, 0):
+            level = [i for i, p in enumerate(draft.parents) if p == parent]
+            assert len({draft.tokens[i] for i in level}) == most
+            if sampling.is_greedy:
+                assert draft.laws is None
+            else:
+                for before, after in pairwise(level):
+                    assert draft.laws[after].probability(draft.tokens[before]) == 0.0
+                    assert draft.laws[before].probability(draft.tokens[after]) > 0.0
+
+
+def test_buffers_of_a_comb():
+    """Guards the memory claim: leaves have distributions and logits, but no kept states."""
+    cls = drafters.drafter_class("early_exit")
+    drafter = cls(cls.Options(exit_layer=2, gamma=3, siblings=2), TINY)
+    assert draft_buffers(TINY, drafter, Sampling(1.0), 8) == {
+        "hidden = gamma * d": 3 * 32 * 8,
+        "laws = gamma * (1 + siblings) * V": 9 * 61 * 8,
+        "logits = gamma * (1 + siblings) * V": 9 * 61 * 8,
+    }
+
+
+def test_siblings_out_of_range_are_refused():
+    """Guards the option: the value, what is allowed."""
+    with pytest.raises(OptionError, match="siblings is 17; it must be 0"):
+        NgramOptions(siblings=17)
+    with pytest.raises(OptionError, match="siblings is -1"):
+        NgramOptions(siblings=-1)
 
 
 def test_the_threshold_follows_draft_and_verify():

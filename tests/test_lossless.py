@@ -52,6 +52,11 @@ DRAFTERS = [
     ("ngram", {"min_ngram": 1, "confidence": 0.6, "adaptive": True}),
     *[("scripted", {"script": name}) for name in ("right", "wrong", "mixed")],
 ]
+COMBS = [
+    ("early_exit", {"exit_layer": 2, "siblings": 1}),
+    ("early_exit", {"exit_layer": 4, "siblings": 3, "confidence": 0.05, "adaptive": True}),
+    ("ngram", {"min_ngram": 1, "siblings": 2}),
+]
 
 
 def made(name, options, expected, gamma):
@@ -78,7 +83,7 @@ def check_cache(context, texts, _round):
 
 
 @pytest.mark.parametrize("gamma", range(9))
-@pytest.mark.parametrize("case", DRAFTERS, ids=name_of)
+@pytest.mark.parametrize("case", [*DRAFTERS, *COMBS], ids=name_of)
 def test_greedy_equals_the_oracle_and_the_cache_a_fresh_prefill(runtime, expected, case, gamma):
     """Guards the whole round: resumption, roll-back, bonus token, γ = 0, and a cache reset or shifted by one."""
     options = made(*case, expected, gamma)
@@ -88,7 +93,7 @@ def test_greedy_equals_the_oracle_and_the_cache_a_fresh_prefill(runtime, expecte
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 8])
-@pytest.mark.parametrize("case", DRAFTERS, ids=name_of)
+@pytest.mark.parametrize("case", [*DRAFTERS, *COMBS], ids=name_of)
 def test_every_end_cuts_where_plain_decoding_stops(runtime, expected, case, gamma):
     """Guards ends inside an accepted run: end-of-text, and the length (HF #47912, #46993)."""
     options = made(*case, expected, gamma)
@@ -103,7 +108,7 @@ def test_every_end_cuts_where_plain_decoding_stops(runtime, expected, case, gamm
         assert text.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("case", [DRAFTERS[1], DRAFTERS[5], DRAFTERS[6]], ids=name_of)
+@pytest.mark.parametrize("case", [DRAFTERS[1], DRAFTERS[5], DRAFTERS[6], *COMBS], ids=name_of)
 def test_a_ragged_batch_equals_its_texts_alone(runtime, case):
     """Guards flat rows in the loop: different lengths, ends and acceptance per text, one pass for all."""
     prompts = [PROMPT, [1], [9, 9, 9, 9, 2], list(range(30))]
@@ -113,7 +118,7 @@ def test_a_ragged_batch_equals_its_texts_alone(runtime, case):
         assert text.tokens[len(prompt) :] == oracle(runtime, prompt, count, Chance(0))
 
 
-@pytest.mark.parametrize("case", DRAFTERS[-5:], ids=name_of)
+@pytest.mark.parametrize("case", [*DRAFTERS[-5:], COMBS[-1]], ids=name_of)
 @pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(1.3, top_k=9, top_p=0.9)])
 def test_deterministic_drafts_give_the_plain_sample_of_the_same_seed(runtime, expected, case, sampling):
     """Guards the promise of `verify`: with one seed, look-up changes the speed and not one token."""
@@ -144,6 +149,28 @@ def test_row_layers_are_counted_and_are_what_they_must_be(runtime, exit_layer, g
         assert round_.draft_row_layers == drafted * exit_layer
         assert round_.draft_row_layers + round_.verify_row_layers == (drafted + 1) * 5 == truth
     assert any(r.commits[0].drafted == gamma for r, _ in rounds)
+
+
+@pytest.mark.parametrize("exit_layer", [1, 4])
+def test_a_comb_pays_for_its_rows_and_no_layer_twice(runtime, exit_layer):
+    """Guards the counts of trees: the draft runs the chain only, leaves start at layer 0, each row pays L once."""
+    seen, stats = set(), Stats()
+
+    def check(_context, _texts, round_):
+        stats.add(round_)
+        truth, (commit,) = counted.take(), round_.commits
+        if round_.index > 0:
+            seen.add(commit.widths)
+            assert round_.draft_row_layers == commit.depth * exit_layer
+            assert round_.draft_row_layers + round_.verify_row_layers == (commit.drafted + 1) * 5 == truth
+
+    counted = Counting(runtime)
+    options = {"exit_layer": exit_layer, "gamma": 3, "siblings": 2}
+    run(counted, [PROMPT], "early_exit", options, new_tokens=40, each_round=check)
+    assert (3, 3, 3) in seen
+    assert any(sum(widths) < 3 * len(widths) for widths in seen)  # near the end the comb thins out
+    assert stats.drafted == sum(stats.drafted_per_position) > 3 * stats.accepted
+    assert stats.accepted == sum(stats.accepted_per_position)
 
 
 def test_a_stopped_draft_costs_no_layer_twice(runtime):
@@ -183,11 +210,14 @@ class Counting(TorchRuntime):
 LAWS = [Sampling(1.0), Sampling(1.3, top_k=3, top_p=0.9)]
 
 
-@pytest.mark.parametrize("sampling", LAWS, ids=["temperature", "cut"])
-def test_sampled_output_has_the_targets_law(sampling):
+@pytest.mark.parametrize(
+    ("sampling", "siblings"), [*((law, 0) for law in LAWS), (LAWS[1], 2)], ids=["temperature", "cut", "comb"]
+)
+def test_sampled_output_has_the_targets_law(sampling, siblings):
     """Chi-square end to end on 200,000 transitions of a toy chain; false alarms: 1 in a million per run."""
     runtime = MarkovRuntime()
-    counts = transitions(runtime, sampling, "early_exit", {"exit_layer": 2, "gamma": 3})
+    options = {"exit_layer": 2, "gamma": 3, "siblings": siblings}
+    counts = transitions(runtime, sampling, "early_exit", options)
     assert counts.sum() >= 200_000
     assert chi_square(counts, runtime.transition(sampling)) < critical(counts, runtime.transition(sampling))
 

@@ -42,6 +42,11 @@ class DraftOptions:
         if not 0.0 <= self.confidence <= 1.0:
             raise OptionError(f"confidence is {self.confidence}; it must be 0 (never stop early) to 1")
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that a draft can have: γ for a chain."""
+        return self.gamma
+
 
 class ConfidenceStop:
     """Ends a draft before a token of low confidence, with the threshold controller of Draft & Verify.

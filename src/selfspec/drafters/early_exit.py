@@ -6,22 +6,25 @@ the kept hidden states: the shallow layers run once per row, and the draft needs
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from selfspec.drafters.base import Drafter, DraftOptions, option
+from selfspec.drafters.base import Drafter, option
+from selfspec.drafters.comb import Comb, CombOptions
 from selfspec.sampling import distribution, top_probability
-from selfspec.types import Array, Distribution, Draft, LayerPlan, namespace
+from selfspec.types import Array, Distribution, Draft, LayerPlan, OneHot, namespace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from selfspec.context import Context, Text
     from selfspec.model.config import ModelConfig
+    from selfspec.sampling import Chance
 
 
 @dataclass(frozen=True)
-class EarlyExitOptions(DraftOptions):
+class EarlyExitOptions(CombOptions):
     """Options of `EarlyExit`."""
 
     exit_layer: int | None = option(
@@ -30,26 +33,23 @@ class EarlyExitOptions(DraftOptions):
     )
 
 
-class _Chain:
-    """The draft of one text while it grows; a stopped one has the states of one row more than tokens."""
+class _Growing:
+    """The draft of one text while it grows; a stopped one has the states of one row more than its chain."""
 
-    def __init__(self, text: Text, gamma: int) -> None:
+    def __init__(self, options: CombOptions, text: Text, gamma: int) -> None:
         self.text = text
         self.gamma = gamma
-        self.tokens: list[int] = []
-        self.laws: list[Distribution] = []
+        self.comb = Comb(options, text.room(), gamma)
         self.hidden: list[Array] = []
 
     @property
     def last(self) -> int:
-        return self.tokens[-1] if self.tokens else self.text.pending
+        return self.comb.tokens[-1] if self.comb.tokens else self.text.pending
 
     def draft(self, layer: int) -> Draft:
         if not self.hidden:
             return Draft()
-        laws = None if self.text.sampling.is_greedy else tuple(self.laws)
-        states = namespace(self.hidden[0]).concat(self.hidden, axis=0)
-        return Draft(tuple(self.tokens), laws, states, layer)
+        return self.comb.draft(namespace(self.hidden[0]).concat(self.hidden, axis=0), layer)
 
 
 class EarlyExit(Drafter):
@@ -61,6 +61,7 @@ class EarlyExit(Drafter):
 
     def __init__(self, options: EarlyExitOptions, config: ModelConfig) -> None:
         super().__init__(options, config)
+        self._settings = options
         layer = options.exit_layer
         if layer is None:
             layer = max(1, config.num_layers * 7 // 8)
@@ -72,8 +73,8 @@ class EarlyExit(Drafter):
         return self._plan
 
     def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
-        """Chains of γ tokens, shorter where the confidence stop ends them."""
-        chains = [_Chain(text, gamma) for text, gamma in zip(texts, gammas, strict=True)]
+        """Chains of γ tokens, with leaves where asked for, shorter where the confidence stop ends them."""
+        chains = [_Growing(self._settings, text, gamma) for text, gamma in zip(texts, gammas, strict=True)]
         growing = [chain for chain in chains if chain.gamma > 0]
         depth = 0
         while growing:
@@ -87,13 +88,42 @@ class EarlyExit(Drafter):
             ]
         return [chain.draft(self._plan.shared_prefix) for chain in chains]
 
-    def _grow(self, chain: _Chain, hidden: Array, logits: Array) -> bool:
-        """Add the next token; False when low confidence ends the draft before it."""
+    def _grow(self, chain: _Growing, hidden: Array, logits: Array) -> bool:
+        """Add the next token and its siblings; False when low confidence ends the draft before them."""
         chain.hidden.append(hidden)
         if self.stop.is_on and self.stop.before(top_probability(logits)):
             return False
-        text = chain.text
-        law = distribution(logits, text.sampling, text.prefix(chain.tokens))
-        chain.laws.append(law)
-        chain.tokens.append(text.chance.pick(law))
+        text, comb = chain.text, chain.comb
+        law = distribution(logits, text.sampling, text.prefix(comb.tokens))
+        if text.sampling.is_greedy:
+            token = text.chance.pick(law)
+            comb.add(token, _next_best(logits, token, comb.width))
+        else:
+            tokens, laws = _drawn(law, text.chance, comb.width + 1)
+            comb.add(tokens[0], tokens[1:], laws)
         return True
+
+
+def _next_best(logits: Array, token: int, count: int) -> list[int]:
+    """The ``count`` largest ``logits`` [V] besides that of ``token``, the largest first."""
+    if not count:
+        return []
+    xp = namespace(logits)
+    rest = xp.asarray(logits, copy=True)
+    found = [token]
+    for _ in range(count):  # a few scans are cheaper than sorting a vocabulary
+        rest[found[-1]] = -math.inf
+        found.append(int(xp.argmax(rest)))
+    return found[1:]
+
+
+def _drawn(law: Distribution, chance: Chance, count: int) -> tuple[list[int], list[Distribution]]:
+    """Up to ``count`` tokens from ``law`` without replacement, and the law that each was drawn from."""
+    tokens, laws = [chance.pick(law)], [law]
+    while len(tokens) < count:
+        rest = laws[-1].minus(OneHot(tokens[-1]))
+        if rest is laws[-1]:  # nothing else has any mass
+            break
+        tokens.append(chance.pick(rest))
+        laws.append(rest)
+    return tokens, laws

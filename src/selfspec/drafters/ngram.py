@@ -10,21 +10,22 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from selfspec.drafters.base import Drafter, DraftOptions, option
+from selfspec.drafters.base import Drafter, option
+from selfspec.drafters.comb import Comb, CombOptions
 from selfspec.errors import OptionError
-from selfspec.types import Draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from selfspec.context import Context, Text
     from selfspec.model.config import ModelConfig
+    from selfspec.types import Draft
 
 KEPT_OCCURRENCES = 16
 
 
 @dataclass(frozen=True)
-class NgramOptions(DraftOptions):
+class NgramOptions(CombOptions):
     """Options of `Ngram`."""
 
     max_ngram: int = option(5, "Longest n-gram to look up; longer matches are tried first.")
@@ -71,7 +72,8 @@ class Ngram(Drafter):
 
     The confidence of a copied token is (agreeing + n - 1) / (occurrences + n): of the occurrences of the
     matched n-gram that agree with the draft so far, how many go on with this token; a longer match counts
-    like n - 1 more that do, one that does not.
+    like n - 1 more that do, one that does not. Siblings are the other tokens that those occurrences go on with,
+    the latest first.
     """
 
     Options = NgramOptions
@@ -100,7 +102,8 @@ class Ngram(Drafter):
         index.update(text.tokens)
         size, places = index.find(text.tokens)
         source, known = text.tokens, len(text.tokens)
-        draft: list[int] = []
+        comb = Comb(self._settings, text.room(), gamma)
+        draft = comb.tokens
         while places and len(draft) < gamma:
             at = places[-1] + len(draft)  # the latest occurrence; past the end the draft repeats itself
             token = source[at] if at < known else draft[at - known]
@@ -108,8 +111,10 @@ class Ngram(Drafter):
             confidence = (max(len(agreeing), 1) + size - 1) / (len(places) + size)
             if self.stop.before(confidence):
                 break
-            draft.append(token)
+            ahead = (source[p + len(draft)] for p in reversed(places) if p + len(draft) < known)
+            others = [other for other in dict.fromkeys(ahead) if other != token] if comb.width else []
+            comb.add(token, others[: comb.width])
             if token in self.config.eos_token_ids:
                 break
             places = [*(p for p in agreeing if p != places[-1]), places[-1]]
-        return Draft(tuple(draft))
+        return comb.draft()
