@@ -23,7 +23,7 @@ LAYERS = [
     ["drafters"],
     ["decode", "reference", "control"],
     ["request"],
-    ["engine"],
+    ["engine", "stream"],
     ["cli"],
 ]
 ENTRANCE = {""}  # the package itself re-exports lazily

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from selfspec._version import __version__
 
 if TYPE_CHECKING:
-    from selfspec.engine import AsyncStream, Conversation, Engine, Stream, load
+    from selfspec.engine import Conversation, Engine, load
     from selfspec.errors import (
         CorruptModelError,
         ModelError,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from selfspec.request import Chunk, Completion, Request
+    from selfspec.stream import AsyncStream, Stream
     from selfspec.types import LayerPlan, Round, Sampling, Stats
 
 __all__ = [

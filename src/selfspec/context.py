@@ -7,7 +7,7 @@ token, row i the i-th draft token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,13 @@ class Text:
     ends: Callable[[int], bool]
     cached: int = 0
     finish_reason: FinishReason | None = None
+    draft_sampling: Sampling = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) < self.limit
+        # A processor of the user's may keep state: it must see exactly the calls of plain decoding. Drafts do
+        # without; any law is lossless if it is the one that was sampled from.
+        self.draft_sampling = replace(self.sampling, processors=())
 
     @property
     def pending(self) -> int:

@@ -21,12 +21,16 @@ def decode(
     texts: Sequence[Text],
     drafter: Drafter,
     clock: Callable[[], float] = time.perf_counter,
+    origin: float | None = None,
 ) -> Iterator[Round]:
     """Generate ``texts`` to their ends, one `Round` at a time; round 0 is the prefill.
 
+    Times are seconds of ``clock`` since ``origin``, by default the moment of the first step.
     Closing the generator early is safe: nothing outside the context and the drafter holds state.
     """
-    origin = clock()
+    if origin is None:
+        origin = clock()
+    before = context.row_layers
     began: list[Text] = []
     try:
         commits = []
@@ -35,7 +39,7 @@ def decode(
             if not text.finish_reason:
                 drafter.begin(text)
                 began.append(text)
-        yield _round(0, commits, (0.0, 0.0, clock() - origin), (0.0, context.row_layers))
+        yield _round(0, commits, (0.0, 0.0, clock() - origin), (0.0, context.row_layers - before))
         index = 0
         while active := [text for text in began if not text.finish_reason]:
             index += 1

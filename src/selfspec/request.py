@@ -40,12 +40,14 @@ class Request:
 
     def __post_init__(self) -> None:
         require_types(self)
-        _ = self.sampling  # its values are checked here
         if self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or a positive integer")
         check_stop(self.stops)
+        if not isinstance(self.processors, Sequence) or not all(map(callable, self.processors)):
+            raise OptionError("processors must be a list of callables (tokens, logits) -> logits")
+        _ = self.sampling  # checks its own values
 
     @property
     def stops(self) -> Sequence[str]:

@@ -33,7 +33,8 @@ def distribution(logits: Array, sampling: Sampling, prefix: Sequence[int]) -> Di
         raise ModelError(f"the largest logit is {top}: the weights are damaged or overflow this precision")
     if sampling.is_greedy:
         return OneHot(best)
-    scaled = (xp.astype(logits, xp.float64) - top) / sampling.temperature
+    # below 1e-300 the law is the one-hot in float64 anyway, and the division would overflow
+    scaled = (xp.astype(logits, xp.float64) - top) / max(sampling.temperature, 1e-300)
     return Dense.of(xp.exp(_truncate(scaled, sampling)))
 
 
@@ -67,7 +68,7 @@ class Chance:
     """
 
     def __init__(self, seed: int, stream: int = 0) -> None:
-        self._random = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, stream))))
+        self._random = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream,))))
 
     def accept(self, probability: float) -> bool:
         """True with the given probability."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import array_api_compat.numpy
@@ -33,8 +34,8 @@ def namespace(array: Array) -> Any:
 
 
 _PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "an integer"),
-    "float": ((int, float), "a number"),
+    "int": ((Integral,), "an integer"),
+    "float": ((Real,), "a number"),
     "bool": ((bool,), "true or false"),
 }
 
@@ -124,8 +125,9 @@ class Dense:
         cumulative = xp.cumulative_sum(self.probs)
         threshold = uniform * cumulative[-1:]
         index = int(xp.searchsorted(cumulative, threshold, side="right")[0])
-        # uniform * total can round up to the total itself: take a token that has mass
-        return index if index < cumulative.shape[0] else int(xp.argmax(self.probs))
+        # a parallel sum (on a GPU) need not rise monotonically: never return a token without mass
+        has_mass = index < cumulative.shape[0] and float(self.probs[index]) > 0.0
+        return index if has_mass else int(xp.argmax(self.probs))
 
     def minus(self, other: Distribution) -> Distribution:
         """norm((p - q)+), the residual after a rejection; p itself where rounding leaves nothing."""

@@ -41,6 +41,9 @@ def verify_chain(draft: Draft, target: Callable[[int], Distribution], dice: Dice
             choice = dice.pick(law)
             if choice != token:
                 return Verdict(i, choice)
-        elif not dice.accept(law.probability(token) / draft.laws[i].probability(token)):
-            return Verdict(i, dice.pick(law.minus(draft.laws[i])))
+        else:
+            drafted_from = draft.laws[i]
+            assert drafted_from.probability(token) > 0.0, "a draft token that its law cannot give"
+            if not dice.accept(law.probability(token) / drafted_from.probability(token)):
+                return Verdict(i, dice.pick(law.minus(drafted_from)))
     return Verdict(len(draft), dice.pick(target(len(draft))))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from selfspec.drafters.base import Drafter, DraftOptions, option
+from selfspec.errors import OptionError
 from selfspec.sampling import distribution, top_probability
 from selfspec.types import Array, Distribution, Draft, LayerPlan, namespace
 
@@ -62,6 +63,8 @@ class EarlyExit(Drafter):
     def __init__(self, options: EarlyExitOptions, config: ModelConfig) -> None:
         super().__init__(options, config)
         layer = options.exit_layer
+        if config.num_layers < 2:
+            raise OptionError("this model has one layer; an early exit needs at least two")
         if layer is None:
             layer = max(1, config.num_layers * 7 // 8)
         self._plan = LayerPlan.exit_at(config.num_layers, layer)
@@ -89,11 +92,12 @@ class EarlyExit(Drafter):
 
     def _grow(self, chain: _Chain, hidden: Array, logits: Array) -> bool:
         """Add the next token; False when low confidence ends the draft before it."""
-        chain.hidden.append(hidden)
-        if self.stop.is_on and self.stop.before(top_probability(logits)):
-            return False
         text = chain.text
-        law = distribution(logits, text.sampling, text.prefix(chain.tokens))
+        chain.hidden.append(hidden)
+        stop = self.stops[text]
+        if stop.is_on and stop.before(top_probability(logits)):
+            return False
+        law = distribution(logits, text.draft_sampling, ())
         chain.laws.append(law)
         chain.tokens.append(text.chance.pick(law))
-        return True
+        return chain.tokens[-1] not in self.config.eos_token_ids  # nothing is drafted past an end
