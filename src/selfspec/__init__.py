@@ -15,6 +15,7 @@ from selfspec._version import __version__
 if TYPE_CHECKING:
     from selfspec.engine import AsyncStream, Conversation, Engine, Stream, load
     from selfspec.errors import (
+        ConstraintError,
         CorruptModelError,
         ModelError,
         ModelNotFoundError,
@@ -32,6 +33,7 @@ __all__ = [
     "AsyncStream",
     "Chunk",
     "Completion",
+    "ConstraintError",
     "Conversation",
     "CorruptModelError",
     "Engine",

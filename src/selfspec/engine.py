@@ -98,7 +98,8 @@ class Engine:
         self._defaults: dict[str, Any] = {"draft": DEFAULT_DRAFT}
         self._drafters: dict[Any, Drafter] = {}
         self._defaults |= options
-        self._ask({})  # a wrong option is an error now, not at the first prompt
+        request, _ = self._ask({})  # a wrong option is an error now, not at the first prompt
+        request.sampling(self.config, self.tokenizer, 1)
 
     def generate(
         self,
@@ -234,6 +235,7 @@ class Stream:
         self._prompt = prompt
         self._request = request
         self._drafter = drafter
+        self._sampling = request.sampling(engine.config, engine.tokenizer, len(prompt))
         self._seed = secrets.randbits(32) if request.seed is None else request.seed
         self._completion: Completion | None = None
         self._memory = _Memory()
@@ -276,11 +278,11 @@ class Stream:
         config = engine.config
         writer = TextStream(engine.tokenizer, request.stops) if engine.tokenizer else None
         final = _Ending(writer, () if request.ignore_eos else config.eos_token_ids)
-        limit = min(len(prompt) + request.max_new_tokens, config.context_length)
+        limit = request.limit(config, len(prompt))
         cache, cached = memory.open(engine.runtime, prompt, limit)
         memory.tokens = memory.tokens[:cached]
         chance = Chance(self._seed)
-        text = Text(0, 0, list(prompt), limit, request.sampling, chance, final, cached)
+        text = Text(0, 0, list(prompt), limit, self._sampling, chance, final, cached)
         stats = Stats()
         try:
             for round_ in decode(Context(engine.runtime, cache), [text], self._drafter):
@@ -304,7 +306,7 @@ class Stream:
             plan=str(self._drafter.plan or "none"),
             gamma=self._drafter.options.gamma,
             kv_bytes=cache.nbytes,
-            buffers=draft_buffers(config, self._drafter, request.sampling, engine.runtime.value_bytes),
+            buffers=draft_buffers(config, self._drafter, self._sampling, engine.runtime.value_bytes),
         )
 
 
