@@ -46,7 +46,7 @@ def _no_choice(top: float, logits: Array, names: list[str], prefix: Prefix) -> S
     """Why the largest processed logit is not finite."""
     place, listed = f"new token {prefix.num_new + 1}", " and ".join(names)
     if names and top == -math.inf:
-        return ConstraintError(f"no token is left for {place}: {listed} exclude all of them; relax one")
+        return ConstraintError(f"no token is left for {place} under {listed}; relax what contradicts")
     raw = float(namespace(logits).max(logits))
     if names and math.isfinite(raw):
         return OptionError(f"the largest logit for {place} is {top} after {listed}; it must be finite")
