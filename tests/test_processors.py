@@ -144,7 +144,9 @@ def test_a_row_without_processors_builds_no_prefix():
 def test_contradictory_constraints_are_named(temperature):
     """Guards the error: the user's request is at fault, not the weights, and it says which parts of it."""
     sampling = Sampling(temperature, forced_tokens={1: 2}, suppress_tokens=[2], repetition_penalty=1.1)
-    with pytest.raises(ConstraintError, match="new token 2 under repetition_penalty and forced_tokens and suppress_"):
+    with pytest.raises(
+        ConstraintError, match="new token 2 under repetition_penalty and forced_tokens and suppress_"
+    ):
         distribution(np.zeros(4), sampling, Prefix([1], 1, [1]))
     distribution(np.zeros(4), sampling, Prefix([1], 1))
 
