@@ -15,9 +15,10 @@ ROOT = Path(selfspec.__file__).parent
 
 # From the bottom up; a module may import its own layer (same prefix) and those before it.
 LAYERS = [
-    ["_version", "errors", "types"],
+    ["_version", "errors", "settings", "types"],
     ["model"],
     ["runtime.base", "runtime.products", "runtime"],
+    ["processors"],
     ["sampling", "verify"],
     ["context"],
     ["drafters"],

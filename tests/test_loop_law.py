@@ -13,7 +13,7 @@ from selfspec.context import Context, Text
 from selfspec.decode import decode
 from selfspec.drafters import early_exit
 from selfspec.sampling import distribution
-from selfspec.types import LayerPlan, Sampling
+from selfspec.types import LayerPlan, Prefix, Sampling
 
 SIZE = 3
 
@@ -35,7 +35,7 @@ def plain_law(runtime, length, sampling, end):
         if len(tokens) == length + 1 or (len(tokens) > 1 and tokens[-1] == end):
             law[tuple(tokens[1:])] += weight
             return
-        following = distribution(runtime.logits(hidden)[tokens[-1]].copy(), sampling, tokens)
+        following = distribution(runtime.logits(hidden)[tokens[-1]].copy(), sampling, Prefix(tokens, 1))
         for token in range(SIZE):
             if probability := following.probability(token):
                 grow([*tokens, token], weight * probability)
@@ -91,7 +91,7 @@ def test_it_catches_a_stop_that_looks_at_the_drawn_token(monkeypatch):
 
     def grow(self, chain, hidden, logits):
         chain.hidden.append(hidden)
-        law = distribution(logits, chain.text.draft_sampling, ())
+        law = distribution(logits, chain.text.sampling.for_drafts, chain.text.prefix(chain.tokens))
         token = chain.text.chance.pick(law)
         stop = self.stops[chain.text]
         if stop.is_on and stop.before(law.probability(token)):
@@ -106,7 +106,7 @@ def test_it_catches_a_stop_that_looks_at_the_drawn_token(monkeypatch):
 
 def test_it_catches_processors_that_see_the_wrong_prefix(monkeypatch):
     """The negative control of LayerSkip's bug: processors applied once per block, with one prefix for all rows."""
-    monkeypatch.setattr(Text, "prefix", lambda self, draft: list(self.tokens))
+    monkeypatch.setattr(Text, "prefix", lambda self, draft: Prefix(list(self.tokens), 1))
     assert worst() > 1e-3
 
 

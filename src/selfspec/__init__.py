@@ -15,6 +15,7 @@ from selfspec._version import __version__
 if TYPE_CHECKING:
     from selfspec.engine import Conversation, Engine, load
     from selfspec.errors import (
+        ConstraintError,
         CorruptModelError,
         ModelError,
         ModelNotFoundError,
@@ -33,6 +34,7 @@ __all__ = [
     "AsyncStream",
     "Chunk",
     "Completion",
+    "ConstraintError",
     "Conversation",
     "CorruptModelError",
     "Engine",

@@ -51,7 +51,8 @@ def shared_share(layers: int, exit_layer: int, head: float = 0.0) -> float:
         )
     if not _is_integer(exit_layer) or not 1 <= exit_layer < layers:
         raise OptionError(
-            f"exit layer is {str(exit_layer)[:20]}; with {layers} layers it must be from 1 to {layers - 1}"
+            f"exit layer is {str(exit_layer)[:20]}; with {layers} layers it must be an integer "
+            f"from 1 to {layers - 1}"
         )
     if not _is_number(head) or not 0.0 <= head < 1.0:
         raise OptionError(f"head is {head}; it must be a share of one pass, from 0 to below 1")

@@ -51,7 +51,7 @@ def decode(
 
 def _first_token(context: Context, text: Text) -> Commit:
     law = distribution(context.prefill(text), text.sampling, text.prefix(()))
-    tokens = text.extend([text.chance.pick(law)])
+    tokens = text.extend((), text.chance.pick(law))
     text.cached = len(text.tokens) - 1
     return Commit(text.index, tokens, 0, 0, text.finish_reason)
 
@@ -69,7 +69,7 @@ def _turn(
     logits = context.score(texts, drafts)
     commits = []
     for text, draft, rows in zip(texts, drafts, logits, strict=True):
-        verdict = verify_chain(draft, _target(text, draft, rows), text.chance)
+        verdict = verify_chain(draft, _target(text, draft, rows), text.chance, text.ends)
         commits.append(context.commit(text, draft, verdict))
         drafter.observe(text, commits[-1])
     costs = (after_draft - before, context.row_layers - after_draft)

@@ -97,7 +97,8 @@ class Engine:
         self._defaults: dict[str, Any] = {"draft": DEFAULT_DRAFT}
         self._kinds: dict[str, type[Drafter]] = {}  # finding one reads the metadata of all packages
         self._defaults |= options
-        self._ask({})  # a wrong option is an error now, not at the first prompt
+        request, _ = self._ask({})  # a wrong option is an error now, not at the first prompt
+        request.sampling(self.config, self.tokenizer, 1)
 
     def generate(
         self,

@@ -55,6 +55,7 @@ class Stream:
         self._prompt = prompt
         self._request = request
         self._drafter = drafter
+        self._sampling = request.sampling(engine.config, engine.tokenizer, len(prompt))
         self._seed = secrets.randbits(32) if request.seed is None else request.seed
         self.is_ended = False
         self._completion: Completion | None = None
@@ -99,11 +100,11 @@ class Stream:
         config, started = engine.config, time.perf_counter()
         writer = TextStream(engine.tokenizer, request.stops) if engine.tokenizer else None
         final = Ending(writer, () if request.ignore_eos else config.eos_token_ids)
-        limit = min(len(prompt) + request.max_new_tokens, config.context_length)
+        limit = request.limit(config, len(prompt))
         cache, cached = memory.open(engine.runtime, prompt, limit)
         memory.tokens = memory.tokens[:cached]
         chance = Chance(self._seed)
-        text = Text(0, 0, list(prompt), limit, request.sampling, chance, final, cached)
+        text = Text(0, 0, list(prompt), limit, self._sampling, chance, final, cached)
         stats = Stats()
         try:
             for round_ in decode(Context(engine.runtime, cache), [text], self._drafter, origin=started):
@@ -128,7 +129,7 @@ class Stream:
             plan=str(self._drafter.plan or "none"),
             gamma=self._drafter.options.gamma,
             kv_bytes=cache.nbytes,
-            buffers=draft_buffers(config, self._drafter, request.sampling, engine.runtime.value_bytes),
+            buffers=draft_buffers(config, self._drafter, self._sampling, engine.runtime.value_bytes),
         )
 
 

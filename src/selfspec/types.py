@@ -6,9 +6,8 @@ An ``Array`` is a NumPy array or a torch tensor; host-side integers (tokens, pos
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import array_api_compat.numpy
@@ -16,16 +15,38 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from selfspec.errors import OptionError
+from selfspec.settings import Array, Integers, Prefix, Processor, Sampling, require_types
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-Array: TypeAlias = Any
-Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+__all__ = [
+    "MAX_GAMMA",
+    "Array",
+    "Commit",
+    "Dense",
+    "Distribution",
+    "Draft",
+    "FinishReason",
+    "Integers",
+    "LayerPlan",
+    "OneHot",
+    "Part",
+    "Prefix",
+    "Processor",
+    "Round",
+    "Rows",
+    "Sampling",
+    "Stats",
+    "SubLayer",
+    "Verdict",
+    "namespace",
+    "require_types",
+]
+
 Part: TypeAlias = Literal["attention", "mlp"]
 FinishReason: TypeAlias = Literal["stop", "length"]
 MAX_GAMMA = 64  # most tokens of a draft
-Processor: TypeAlias = "Callable[[Sequence[int], Array], Array]"
 
 
 def namespace(array: Array) -> Any:
@@ -33,56 +54,7 @@ def namespace(array: Array) -> Any:
     return array_api_compat.numpy if isinstance(array, np.ndarray) else array_namespace(array)
 
 
-_PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((Integral,), "an integer"),
-    "float": ((Real,), "a number"),
-    "bool": ((bool,), "true or false"),
-}
-
-
-def require_types(options: Any) -> None:
-    """Raise OptionError where a field annotated int, float or bool (or None) holds something else."""
-    for f in fields(options):
-        annotation = f.type.__name__ if isinstance(f.type, type) else str(f.type)
-        plain, _, optional = annotation.partition(" | ")
-        value = getattr(options, f.name)
-        if plain not in _PLAIN_TYPES or (optional == "None" and value is None):
-            continue
-        types, wanted = _PLAIN_TYPES[plain]
-        if not isinstance(value, types) or (isinstance(value, bool) and plain != "bool"):
-            raise OptionError(f"{f.name} is {value!r}; it must be {wanted}")
-
-
-# -- sampling ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How logits become probabilities; the defaults are greedy decoding.
-
-    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 are off. ``processors`` are callables
-    ``(prefix tokens, logits [V]) -> logits [V]`` that run first, in order, with exactly the calls that plain
-    decoding would make.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    processors: tuple[Processor, ...] = ()
-
-    def __post_init__(self) -> None:
-        require_types(self)
-        if not 0.0 <= self.temperature < float("inf"):
-            raise OptionError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
-        if not 0.0 < self.top_p <= 1.0:
-            raise OptionError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (1 is off)")
-        if self.top_k < 0:
-            raise OptionError(f"top_k is {self.top_k}; it must be 0 (off) or a positive number of tokens")
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the distribution is the one-hot of the largest logit."""
-        return self.temperature == 0.0
+# -- distributions ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,10 +256,13 @@ class Draft:
 
 
 class Verdict(NamedTuple):
-    """The first ``accepted`` draft tokens hold; ``bonus`` is the one token that the target adds."""
+    """The first ``accepted`` draft tokens hold; ``bonus`` is the one token that the target adds.
+
+    There is no bonus token where the last accepted token ended the text.
+    """
 
     accepted: int
-    bonus: int
+    bonus: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,21 @@ class Dice(Protocol):
         ...
 
 
-def verify_chain(draft: Draft, target: Callable[[int], Distribution], dice: Dice) -> Verdict:
+def _never(_token: int) -> bool:
+    return False
+
+
+def verify_chain(
+    draft: Draft,
+    target: Callable[[int], Distribution],
+    dice: Dice,
+    ends: Callable[[int], bool] = _never,
+) -> Verdict:
     """How much of ``draft`` holds, and the bonus token.
 
     ``target(i)`` is the target's distribution after the first i draft tokens. It is asked from left to
-    right, and only while the draft is accepted: exactly the calls of plain decoding.
+    right, and only while the draft is accepted; ``ends(token)`` is asked once for every accepted token, and
+    nothing follows one that ends the text. So the calls of both are exactly those of plain decoding.
     """
     for i, token in enumerate(draft.tokens):
         law = target(i)
@@ -46,4 +56,6 @@ def verify_chain(draft: Draft, target: Callable[[int], Distribution], dice: Dice
             assert drafted_from.probability(token) > 0.0, "a draft token that its law cannot give"
             if not dice.accept(law.probability(token) / drafted_from.probability(token)):
                 return Verdict(i, dice.pick(law.minus(drafted_from)))
+        if ends(token):
+            return Verdict(i + 1, None)
     return Verdict(len(draft), dice.pick(target(len(draft))))

@@ -2,6 +2,10 @@
 
 What the draft computed below layer k is what the target would compute, so verification resumes there from
 the kept hidden states: the shallow layers run once per row, and the draft needs no cache of its own.
+
+A draft token has the law that the same sampling makes of the shallow logits, with the draft's own prefix, so
+that penalties and bans are respected and acceptance stays high. Only the user's callables are left out
+(`Sampling.for_drafts`): verification is exact for any draft law, and a callable may keep state.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from selfspec.drafters.base import Drafter, DraftOptions, option
-from selfspec.errors import OptionError
+from selfspec.errors import ConstraintError, OptionError
 from selfspec.sampling import distribution, top_probability
 from selfspec.types import Array, Distribution, Draft, LayerPlan, namespace
 
@@ -91,13 +95,16 @@ class EarlyExit(Drafter):
         return [chain.draft(self._plan.shared_prefix) for chain in chains]
 
     def _grow(self, chain: _Chain, hidden: Array, logits: Array) -> bool:
-        """Add the next token; False when low confidence ends the draft before it."""
+        """Add the next token; False when low confidence, or no token to choose, ends the draft before it."""
         text = chain.text
         chain.hidden.append(hidden)
         stop = self.stops[text]
         if stop.is_on and stop.before(top_probability(logits)):
             return False
-        law = distribution(logits, text.draft_sampling, ())
+        try:
+            law = distribution(logits, text.sampling.for_drafts, text.prefix(chain.tokens))
+        except ConstraintError:  # perhaps only past a token that will be rejected: the target decides
+            return False
         chain.laws.append(law)
         chain.tokens.append(text.chance.pick(law))
         return chain.tokens[-1] not in self.config.eos_token_ids  # nothing is drafted past an end

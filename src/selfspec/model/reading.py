@@ -102,7 +102,7 @@ class Fields:
         """An integer of at least ``minimum``."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _MOST:
-            raise self.wrong(key, value, f"an integer from {minimum} to {_MOST}")
+            raise self.wrong(key, value, f"an integer of at least {minimum} and at most {_MOST}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
