@@ -5,14 +5,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # one worker per core; the suite has no order
 WORKERS ?= 2
+DEMO := "Write a short poem about a river. Start every line with 'The river'." --max-new-tokens 64
 
 .PHONY: demo test check lint fix docs bench clean
 
-demo: $(VENV)/.demo  ## install, and run the main job on the embedded model
-	$(BIN)/selfspec generate "List the planets of the solar system, then list them again." \
-		--draft early_exit --gamma 2 --max-new-tokens 80 --show-drafts
-	$(BIN)/selfspec generate "List the planets of the solar system, then list them again." \
-		--draft ngram --max-new-tokens 80 --show-drafts
+demo: $(VENV)/.demo  ## install, and run the main job on the embedded model: early exit, look-up, and no draft
+	$(BIN)/selfspec generate $(DEMO) --draft early_exit --exit-layer 26 --gamma 2 --show-drafts
+	$(BIN)/selfspec generate $(DEMO) --draft ngram --show-drafts
+	$(BIN)/selfspec generate $(DEMO) --draft plain
 
 test: $(VENV)/.dev  ## install, and pass the tests
 	$(BIN)/pytest -n $(WORKERS)

@@ -115,7 +115,6 @@ def test_closing_a_stream_leaves_the_engine_usable(engine, plain):
     assert list(stream) == []
     with pytest.raises(RuntimeError, match="closed"):
         _ = stream.completion
-    assert not engine._ask(options)[1]._indices
     assert engine.generate("hello there", **options).text == plain.text
 
 
@@ -134,6 +133,7 @@ def test_async_streams_and_their_cancellation(engine, plain):
         task = asyncio.create_task(collect(engine.astream("hello there", **options)))
         await asyncio.sleep(0.02)
         task.cancel()
+        task.cancel()  # twice, as a timeout inside a cancelled scope does
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -177,6 +177,47 @@ def test_a_conversation_prefills_only_what_is_new(engine):
     assert len(talk.messages) == 5
 
 
+def test_answers_of_one_conversation_do_not_overlap(engine):
+    """Guards the shared cache: a second answer while the first is open would overwrite its cells."""
+    talk = engine.chat()
+    first = talk.say("hello there", max_new_tokens=20, ignore_eos=True)
+    next(first)
+    with pytest.raises(PromptError, match="still being written"):
+        talk.say("and?")
+    first.close()
+    assert talk.say("and?", max_new_tokens=3).completion.token_ids
+
+
+@pytest.mark.parametrize("shared", [0, 3, 6])
+def test_a_kept_cache_holds_what_a_fresh_prefill_would(engine, shared):
+    """Guards the reuse between turns against off-by-one: any common prefix, also the whole prompt."""
+    from selfspec.context import Context, Text
+    from selfspec.sampling import Chance
+    from selfspec.stream import Memory
+    from selfspec.types import Sampling
+
+    def prefilled(memory, tokens):
+        cache, cached = memory.open(engine.runtime, tokens, len(tokens) + 1)
+        text = Text(0, 0, list(tokens), len(tokens) + 1, Sampling(), Chance(0), lambda _: False, cached)
+        logits = Context(engine.runtime, cache).prefill(text)
+        memory.tokens = list(tokens)
+        return logits, cached
+
+    memory = Memory()
+    prefilled(memory, [1, 2, 3, 4, 5, 6])
+    tokens = [1, 2, 3, 4, 5, 6][:shared] + ([] if shared == 6 else [9, 8, 7])
+    logits, cached = prefilled(memory, tokens)
+    assert cached == min(shared, len(tokens) - 1)
+    assert abs(logits - prefilled(Memory(), tokens)[0]).max() < 1e-12
+
+
+def test_equal_seeds_repeat_with_an_adaptive_threshold(engine):
+    """Guards state that leaks between generations: one text's drafts must not change another's."""
+    options = {"temperature": 1.0, "seed": 7, "max_new_tokens": 40, **DRAFTS[2]}
+    texts = {engine.generate("hello there", **options).token_ids for _ in range(3)}
+    assert len(texts) == 1
+
+
 def test_an_interrupted_turn_keeps_what_was_said(engine):
     """Guards Ctrl-C in a chat: the half answer is part of the conversation, and the next turn works."""
     talk = engine.chat()
@@ -209,6 +250,13 @@ def test_an_interrupted_turn_keeps_what_was_said(engine):
         ({"stop": ""}, "non-empty"),
         ({"stop": [""]}, "non-empty"),
         ({"stop": [3]}, "non-empty"),
+        ({"stop": 3}, "non-empty"),
+        ({"processors": 5}, "processors is"),
+        ({"processors": [5]}, "processors"),
+        ({"draft": ["ngram"]}, "drafter is"),
+        ({"draft": "ngram", "gamma": [4]}, "an integer"),
+        ({"draft": "ngram", "gamma": True}, "an integer"),
+        ({"draft": "plain", "confidence": 0.5}, "drafts nothing"),
     ],
 )
 def test_wrong_options_are_one_clear_error(engine, options, words):
@@ -240,6 +288,12 @@ def test_wrong_options_are_errors_when_loading_too(tiny):
         ([-1], "outside"),
         ([1] * 4096, "context is 4096, so it may have at most 4095"),
         (None, "either a prompt or messages"),
+        ([1.7], "integers"),
+        ([True], "integers"),
+        (["a"], "integers"),
+        (5, "text or a list"),
+        (b"abc", "text or a list"),
+        ({5: 1}, "text or a list"),
     ],
 )
 def test_wrong_prompts_are_one_clear_error(engine, prompt, words):

@@ -15,15 +15,16 @@ ROOT = Path(selfspec.__file__).parent
 
 # From the bottom up; a module may import its own layer (same prefix) and those before it.
 LAYERS = [
-    ["_version", "errors", "types", "rounds"],
+    ["_version", "errors", "settings", "types", "rounds"],
     ["model"],
     ["runtime.base", "runtime.products", "runtime"],
+    ["processors"],
     ["sampling", "verify"],
     ["context"],
     ["drafters"],
     ["decode", "reference", "control"],
     ["request"],
-    ["engine"],
+    ["engine", "stream"],
     ["cli"],
 ]
 ENTRANCE = {""}  # the package itself re-exports lazily

@@ -149,6 +149,22 @@ def test_target_is_asked_left_to_right_and_no_further_than_needed():
     assert asked == [0, 1, 2]
 
 
+def test_nothing_is_asked_after_the_token_that_ends_the_text():
+    """Guards the end inside an accepted run: a row past it is one that plain decoding never computes."""
+    asked, ended = [], []
+
+    def target(i):
+        asked.append(i)
+        return OneHot([5, 6, 7, 1][i])
+
+    def ends(token):
+        ended.append(token)
+        return token == 6
+
+    assert verify_chain(Draft((5, 6, 7)), target, AllOutcomesOnce(), ends) == Verdict(2, None)
+    assert (asked, ended) == ([0, 1], [5, 6])
+
+
 class AllOutcomesOnce:
     """Dice for certain decisions only."""
 
@@ -172,7 +188,7 @@ def accept_too_much(draft, target, dice):
     return Verdict(len(draft), dice.pick(target(len(draft))))
 
 
-def bonus_without_residual(draft, target, dice):
+def bonus_without_residual(draft, target, dice, ends=None):
     for i, token in enumerate(draft.tokens):
         if not dice.accept(target(i).probability(token) / draft.laws[i].probability(token)):
             return Verdict(i, dice.pick(target(i)))

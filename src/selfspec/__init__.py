@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from selfspec._version import __version__
 
 if TYPE_CHECKING:
-    from selfspec.engine import AsyncStream, Conversation, Engine, Stream, load
+    from selfspec.engine import Conversation, Engine, load
     from selfspec.errors import (
+        ConstraintError,
         CorruptModelError,
         ModelError,
         ModelNotFoundError,
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
     )
     from selfspec.request import Chunk, Completion, Request
     from selfspec.rounds import Round, Stats
+    from selfspec.stream import AsyncStream, Stream
     from selfspec.types import LayerPlan, Sampling
 
 __all__ = [
     "AsyncStream",
     "Chunk",
     "Completion",
+    "ConstraintError",
     "Conversation",
     "CorruptModelError",
     "Engine",

@@ -7,7 +7,7 @@ token, row i the i-th draft token. Its position is n - 1 plus its depth: in a ch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from selfspec.types import (
     FinishReason,
     Integers,
     LayerPlan,
+    Prefix,
     Rows,
     Sampling,
     Verdict,
@@ -41,7 +42,8 @@ class Text:
 
     ``limit`` is the most tokens it may have, prompt included; ``ends(token)`` is asked once for every new
     token, in order, and says whether the text is complete with it (end-of-text token or stop string).
-    The first ``cached`` tokens have their keys and values in the slot already.
+    The first ``cached`` tokens have their keys and values in the slot already. What ``tokens`` holds when a
+    `Text` is made is its prompt.
     """
 
     index: int
@@ -53,6 +55,11 @@ class Text:
     ends: Callable[[int], bool]
     cached: int = 0
     finish_reason: FinishReason | None = None
+    prompt_length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) < self.limit
+        self.prompt_length = len(self.tokens)
 
     @property
     def pending(self) -> int:
@@ -63,21 +70,25 @@ class Text:
         """How many tokens a draft may have: the bonus token takes one place of those that are left."""
         return self.limit - len(self.tokens) - 1
 
-    def prefix(self, draft: Sequence[int]) -> Sequence[int]:
-        """The tokens before the one that follows ``draft``, for processors; not built when there are none."""
-        return [*self.tokens, *draft] if self.sampling.processors else ()
+    def prefix(self, draft: Sequence[int]) -> Prefix:
+        """The tokens before the one that follows ``draft``; read it before the text moves on."""
+        return Prefix(self.tokens, self.prompt_length, draft)
 
-    def extend(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Append tokens up to the one that ends the text; returns those appended."""
-        for count, token in enumerate(tokens, start=1):
-            self.tokens.append(token)
-            if self.ends(token):
-                self.finish_reason = "stop"
-            elif len(self.tokens) == self.limit:
-                self.finish_reason = "length"
-            if self.finish_reason:
-                return tuple(tokens[:count])
-        return tuple(tokens)
+    def extend(self, accepted: Sequence[int], bonus: int | None) -> tuple[int, ...]:
+        """Append draft tokens, for which ``ends`` has been asked, and the bonus token; returns them all.
+
+        Without a bonus token the last accepted one ended the text.
+        """
+        self.tokens += accepted
+        if bonus is None:
+            self.finish_reason = "stop"
+            return tuple(accepted)
+        self.tokens.append(bonus)
+        if self.ends(bonus):
+            self.finish_reason = "stop"
+        elif len(self.tokens) == self.limit:
+            self.finish_reason = "length"
+        return (*accepted, bonus)
 
 
 class Context:
@@ -126,15 +137,14 @@ class Context:
         return [logits[start:stop] for start, stop in pairwise(edges.tolist())]
 
     def commit(self, text: Text, draft: Draft, verdict: Verdict) -> Commit:
-        """Move ``text`` forward by what was accepted and the bonus token, cut where it ends."""
+        """Move ``text`` forward by what was accepted and the bonus token."""
         leading = tuple(range(verdict.accepted))
         branch = leading if verdict.branch is None else verdict.branch
         if branch != leading:  # else every accepted row has the cell of its position already
             self.runtime.keep(self.cache, _rows([text], [draft]).take([i + 1 for i in branch]))
-        tokens = text.extend((*(draft.tokens[i] for i in branch), verdict.bonus))
-        accepted = min(verdict.accepted, len(tokens))
+        tokens = text.extend([draft.tokens[i] for i in branch], verdict.bonus)
         text.cached = len(text.tokens) - 1
-        return Commit(text.index, tokens, draft.widths, accepted, text.finish_reason)
+        return Commit(text.index, tokens, draft.widths, verdict.accepted, text.finish_reason)
 
     def _run(self, hidden: Array, plan: LayerPlan, rows: Rows) -> Array:
         self.row_layers += plan.row_layers * len(rows)

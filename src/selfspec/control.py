@@ -16,6 +16,7 @@ from typing import TypeAlias
 from selfspec.errors import OptionError
 
 MAX_GAMMA = 64  # as in types, which would import NumPy; a test keeps the two equal
+_MOST_LAYERS = 10_000
 
 RowCosts: TypeAlias = "float | Sequence[float]"
 """v(T): one number for every pass of more than one row, or the list v(1), v(2), ..., with v(1) = 1."""
@@ -44,11 +45,14 @@ def draft_cost(layers: int, exit_layer: int, head: float = 0.0) -> float:
 
 def shared_share(layers: int, exit_layer: int, head: float = 0.0) -> float:
     """The f of an early exit: (1 - H) k/L, what verification does not repeat. Raises as `draft_cost`."""
-    if not _is_integer(layers) or layers < 2:
-        raise OptionError(f"layers is {layers}; an early exit needs a model of at least 2 layers")
+    if not _is_integer(layers) or not 2 <= layers <= _MOST_LAYERS:
+        raise OptionError(
+            f"layers is {str(layers)[:20]}; an early exit needs a model of 2 to {_MOST_LAYERS} layers"
+        )
     if not _is_integer(exit_layer) or not 1 <= exit_layer < layers:
         raise OptionError(
-            f"exit layer is {exit_layer}; with {layers} layers it must be an integer from 1 to {layers - 1}"
+            f"exit layer is {str(exit_layer)[:20]}; with {layers} layers it must be an integer "
+            f"from 1 to {layers - 1}"
         )
     if not _is_number(head) or not 0.0 <= head < 1.0:
         raise OptionError(f"head is {head}; it must be a share of one pass, from 0 to below 1")

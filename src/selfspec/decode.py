@@ -22,12 +22,16 @@ def decode(
     texts: Sequence[Text],
     drafter: Drafter,
     clock: Callable[[], float] = time.perf_counter,
+    origin: float | None = None,
 ) -> Iterator[Round]:
     """Generate ``texts`` to their ends, one `Round` at a time; round 0 is the prefill.
 
+    Times are seconds of ``clock`` since ``origin``, by default the moment of the first step.
     Closing the generator early is safe: nothing outside the context and the drafter holds state.
     """
-    origin = clock()
+    if origin is None:
+        origin = clock()
+    before = context.row_layers
     began: list[Text] = []
     try:
         commits = []
@@ -36,7 +40,7 @@ def decode(
             if not text.finish_reason:
                 drafter.begin(text)
                 began.append(text)
-        yield _round(0, commits, (0.0, 0.0, clock() - origin), (0.0, context.row_layers))
+        yield _round(0, commits, (0.0, 0.0, clock() - origin), (0.0, context.row_layers - before))
         index = 0
         while active := [text for text in began if not text.finish_reason]:
             index += 1
@@ -48,7 +52,7 @@ def decode(
 
 def _first_token(context: Context, text: Text) -> Commit:
     law = distribution(context.prefill(text), text.sampling, text.prefix(()))
-    tokens = text.extend([text.chance.pick(law)])
+    tokens = text.extend((), text.chance.pick(law))
     text.cached = len(text.tokens) - 1
     return Commit(text.index, tokens, (), 0, text.finish_reason)
 
@@ -67,7 +71,7 @@ def _turn(
     commits = []
     for text, draft, rows in zip(texts, drafts, logits, strict=True):
         verify = verify_chain if draft.parents is None else verify_tree
-        verdict = verify(draft, _target(text, draft, rows), text.chance)
+        verdict = verify(draft, _target(text, draft, rows), text.chance, text.ends)
         commits.append(context.commit(text, draft, verdict))
         drafter.observe(text, commits[-1])
     costs = (after_draft - before, context.row_layers - after_draft)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from selfspec import drafters
-from selfspec.context import Context, Text
-from selfspec.decode import decode
 from selfspec.errors import OptionError, PromptError, RuntimeMissingError
-from selfspec.model import EMBEDDED, TextStream, Tokenizer, find_checkpoint
-from selfspec.request import Chunk, Completion, Request, draft_buffers
-from selfspec.rounds import Stats
-from selfspec.sampling import Chance
+from selfspec.model import EMBEDDED, Tokenizer, find_checkpoint
+from selfspec.model.chat import check_messages
+from selfspec.request import Completion, Request
+from selfspec.stream import AsyncStream, Memory, Stream
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-    from types import TracebackType
+    from collections.abc import Callable
 
     from selfspec.drafters.base import Drafter
-    from selfspec.runtime.base import Cache, Runtime
+    from selfspec.runtime.base import Runtime
 
 Message = dict[str, str]
 DEFAULT_DRAFT = "ngram"
@@ -64,10 +62,11 @@ def load(
     """
     runtime_class = _torch_runtime()
     if hasattr(model, "state_dict"):
-        if dtype is not None:
-            raise OptionError(f"dtype is {dtype!r} with a model object; convert the model itself with .to(...)")
+        if dtype is not None or device != "auto":
+            raise OptionError("dtype and device are not for a model object; convert the model itself with .to(...)")
         own = None if tokenizer is None else Tokenizer.of(tokenizer)
-        return Engine(runtime_class.of(model), own, type(model).__name__, **options)
+        ends = () if own is None else own.eos_token_ids
+        return Engine(runtime_class.of(model, ends), own, type(model).__name__, **options)
     if tokenizer is not None:
         raise OptionError("tokenizer is only for a model object; a checkpoint brings its own")
     checkpoint = find_checkpoint(model, notify=notify)
@@ -82,7 +81,7 @@ def _torch_runtime() -> Any:
         if error.name != "torch":
             raise
         raise RuntimeMissingError(
-            "no runtime is installed: torch is missing; install it with: pip install 'selfspec[torch]'"
+            "no runtime is installed: torch is missing; install it with: pip install torch"
         ) from error
     return TorchRuntime
 
@@ -96,9 +95,10 @@ class Engine:
         self.tokenizer = tokenizer
         self.name = name
         self._defaults: dict[str, Any] = {"draft": DEFAULT_DRAFT}
-        self._drafters: dict[Any, Drafter] = {}
+        self._kinds: dict[str, type[Drafter]] = {}  # finding one reads the metadata of all packages
         self._defaults |= options
-        self._ask({})  # a wrong option is an error now, not at the first prompt
+        request, _ = self._ask({})  # a wrong option is an error now, not at the first prompt
+        request.sampling(self.config, self.tokenizer, 1)
 
     def generate(
         self,
@@ -147,14 +147,20 @@ class Engine:
         merged |= options
         request = Request(**{name: value for name, value in merged.items() if name in _REQUEST_FIELDS})
         rest = {name: value for name, value in merged.items() if name not in _REQUEST_FIELDS}
-        draft = merged["draft"]
-        key: Any = (draft, *sorted(rest.items(), key=lambda item: item[0]))
-        if key not in self._drafters:
-            try:
-                self._drafters[key] = drafters.create(draft, self.config, rest)
-            except OptionError as error:
-                raise _with_request_options(error, rest) from None
-        return request, self._drafters[key]
+        if request.stops and self.tokenizer is None:
+            raise OptionError("stop needs a tokenizer, and this engine has none")
+        try:
+            return request, drafters.create(self._kind(merged["draft"]), self.config, rest)
+        except OptionError as error:
+            raise _with_request_options(error, rest) from None
+
+    def _kind(self, draft: Any) -> Any:
+        """The class of a drafter's name; what is no name as it is."""
+        if not isinstance(draft, str):
+            return draft
+        if draft not in self._kinds:
+            self._kinds[draft] = drafters.drafter_class(draft)
+        return self._kinds[draft]
 
     def _encode(
         self, prompt: str | Sequence[int] | None, messages: Sequence[Message] | None, request: Request
@@ -178,7 +184,7 @@ class Engine:
         self, prompt: str | Sequence[int] | None, messages: Sequence[Message] | None, request: Request
     ) -> list[int]:
         if prompt is not None and not isinstance(prompt, str):
-            return [int(token) for token in prompt]
+            return _token_ids(prompt, request)
         if self.tokenizer is None:
             raise PromptError("this engine has no tokenizer; give the prompt as token ids")
         if prompt is not None and not prompt.strip():
@@ -189,10 +195,25 @@ class Engine:
                 raise PromptError("a system message needs the chat template; leave it out or use chat")
             assert isinstance(prompt, str)
             return self.tokenizer.encode(prompt)
+        if messages is not None:
+            check_messages(messages)
+            if request.chat is False:
+                raise PromptError("messages need the chat template; chat=False is for a plain prompt")
         turns = list(messages) if messages is not None else [{"role": "user", "content": str(prompt)}]
         if request.system is not None:
             turns.insert(0, {"role": "system", "content": request.system})
         return self.tokenizer.encode_chat(turns)
+
+
+def _token_ids(prompt: Any, request: Request) -> list[int]:
+    """A prompt of token ids, as it is given: nothing may be lost on the way."""
+    if request.system is not None or request.chat:
+        raise PromptError("a system message or chat needs a text prompt; this one is token ids")
+    if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes):
+        raise PromptError(f"the prompt is a {type(prompt).__name__}; it must be text or a list of token ids")
+    if wrong := [t for t in prompt if isinstance(t, bool) or not isinstance(t, int | np.integer)]:
+        raise PromptError(f"the prompt holds {str(wrong[0])[:40]!r}; token ids are integers")
+    return [int(token) for token in prompt]
 
 
 def _with_request_options(error: OptionError, given: dict[str, Any]) -> OptionError:
@@ -202,179 +223,23 @@ def _with_request_options(error: OptionError, given: dict[str, Any]) -> OptionEr
     return OptionError(f"{error}, and every generation has {', '.join(sorted(_REQUEST_FIELDS))}")
 
 
-class _Memory:
-    """A cache kept between turns of a conversation, and the tokens whose keys and values it holds."""
-
-    def __init__(self) -> None:
-        self.cache: Cache | None = None
-        self.tokens: list[int] = []
-
-    def open(self, runtime: Runtime, prompt: Sequence[int], length: int) -> tuple[Cache, int]:
-        """A cache of at least ``length`` cells, and how many tokens of ``prompt`` it holds already."""
-        if self.cache is None:
-            self.cache = runtime.new_cache(1, length)
-        elif self.cache.length < length:  # doubling keeps the copies few
-            self.cache = self.cache.longer(max(length, min(2 * length, runtime.config.context_length)))
-        shared = 0
-        for ours, theirs in zip(self.tokens, prompt[:-1], strict=False):
-            if ours != theirs:
-                break
-            shared += 1
-        return self.cache, shared
-
-
-class Stream:
-    """A generation that runs as it is iterated; ``completion`` runs it to its end.
-
-    ``close`` (or leaving a ``with`` block) ends it early.
-    """
-
-    def __init__(self, engine: Engine, prompt: list[int], request: Request, drafter: Drafter) -> None:
-        self._engine = engine
-        self._prompt = prompt
-        self._request = request
-        self._drafter = drafter
-        self._seed = secrets.randbits(32) if request.seed is None else request.seed
-        self._completion: Completion | None = None
-        self._memory = _Memory()
-        self._answered: Callable[[str], None] = lambda _: None
-        self._chunks = self._run()
-
-    def __iter__(self) -> Stream:
-        return self
-
-    def __next__(self) -> Chunk:
-        return next(self._chunks)
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def attach(self, memory: _Memory, answered: Callable[[str], None]) -> None:
-        """Use a conversation's cache, and tell it the answer, however the stream ends. Before iterating."""
-        self._memory, self._answered = memory, answered
-
-    def close(self) -> None:
-        """Stop generating and let go of the cache."""
-        self._chunks.close()
-
-    @property
-    def completion(self) -> Completion:
-        """The finished generation; runs what is left of it. Raises RuntimeError after an early `close`."""
-        for _ in self._chunks:
-            pass
-        if self._completion is None:
-            raise RuntimeError("the stream was closed before it ended")
-        return self._completion
-
-    def _run(self) -> Generator[Chunk, None, None]:
-        engine, request, prompt, memory = self._engine, self._request, self._prompt, self._memory
-        config = engine.config
-        writer = TextStream(engine.tokenizer, request.stops) if engine.tokenizer else None
-        final = _Ending(writer, () if request.ignore_eos else config.eos_token_ids)
-        limit = min(len(prompt) + request.max_new_tokens, config.context_length)
-        cache, cached = memory.open(engine.runtime, prompt, limit)
-        memory.tokens = memory.tokens[:cached]
-        chance = Chance(self._seed)
-        text = Text(0, 0, list(prompt), limit, request.sampling, chance, final, cached)
-        stats = Stats()
-        try:
-            for round_ in decode(Context(engine.runtime, cache), [text], self._drafter):
-                stats.add(round_)
-                yield from final.chunks(round_.commits[0].accepted, text.finish_reason is not None)
-        finally:
-            memory.tokens = text.tokens[: text.cached]
-            self._answered(final.text)
-        assert text.finish_reason is not None
-        self._completion = Completion(
-            text=final.text,
-            token_ids=tuple(text.tokens[len(prompt) :]),
-            prompt_tokens=len(prompt),
-            finish_reason=text.finish_reason,
-            stats=stats,
-            seed=self._seed,
-            model=engine.name,
-            runtime=engine.runtime.name,
-            precision=engine.runtime.precision,
-            draft=self._drafter.name,
-            plan=str(self._drafter.plan or "none"),
-            gamma=self._drafter.options.gamma,
-            kv_bytes=cache.nbytes,
-            buffers=draft_buffers(config, self._drafter, request.sampling, engine.runtime.value_bytes),
-        )
-
-
-class _Ending:
-    """Decides after every token whether the text is complete, and keeps the text that each one released."""
-
-    def __init__(self, writer: TextStream | None, eos: tuple[int, ...]) -> None:
-        self._writer = writer
-        self._eos = eos
-        self._new: list[tuple[int, str]] = []
-
-    def __call__(self, token: int) -> bool:
-        ended = token in self._eos
-        piece = "" if ended or self._writer is None else self._writer.push(token)
-        self._new.append((token, piece))
-        return ended or (self._writer is not None and self._writer.is_stopped)
-
-    @property
-    def text(self) -> str:
-        return "" if self._writer is None else self._writer.text
-
-    def chunks(self, accepted: int, is_last: bool) -> Iterator[Chunk]:
-        """The tokens since the last call; the first ``accepted`` were drafted."""
-        new, self._new = self._new, []
-        for i, (token, piece) in enumerate(new):
-            rest = self._writer.finish() if is_last and self._writer and i == len(new) - 1 else ""
-            yield Chunk(piece + rest, token, "draft" if i < accepted else "bonus")
-
-
-class AsyncStream:
-    """A `Stream` for ``async for``; cancelling waits for the round in flight, then closes it."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        try:
-            while (chunk := await self._next()) is not None:
-                yield chunk
-        finally:
-            self._stream.close()
-
-    async def _next(self) -> Chunk | None:
-        task = asyncio.ensure_future(asyncio.to_thread(next, self._stream, None))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait([task])
-            raise
-
-    @property
-    def completion(self) -> Completion:
-        """The finished generation, once the stream has been iterated to its end."""
-        return self._stream.completion
-
-
 class Conversation:
     """Turns of a chat. The cache stays between turns, so only what is new is prefilled."""
 
     def __init__(self, engine: Engine, system: str | None = None) -> None:
         self._engine = engine
-        self._memory = _Memory()
+        self._memory = Memory()
+        self._last: Stream | None = None
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
 
     def say(self, text: str, **options: Any) -> Stream:
-        """Answer ``text``. Question and answer join ``messages`` when the stream ends or is closed.
+        """Answer ``text``. Question and answer join ``messages`` when the stream ends, or is closed half-way.
 
-        Errors in the arguments are raised here, and add nothing.
+        One answer at a time: they share the cache. Errors in the arguments are raised here, and add nothing.
         """
-        if not text.strip():
+        if self._last is not None and not self._last.is_ended:
+            raise PromptError("the last answer is still being written; finish it, or close its stream")
+        if not isinstance(text, str) or not text.strip():
             raise PromptError("the message is empty; give some text")
         asked = {"role": "user", "content": text}
 
@@ -383,4 +248,5 @@ class Conversation:
 
         stream = self._engine.stream(messages=[*self.messages, asked], **options)
         stream.attach(self._memory, answered)
+        self._last = stream
         return stream

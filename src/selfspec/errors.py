@@ -4,6 +4,7 @@
 
     SelfspecError                  everything below; the command line exits with 2
      ├─ OptionError                a value that is not allowed (also a ValueError)
+     │   └─ ConstraintError       what was asked for leaves no token to choose
      ├─ PromptError                an empty prompt, or one longer than the context (also a ValueError)
      ├─ RuntimeMissingError        what a runtime needs is not installed
      ├─ OutOfMemoryError           weights or cache do not fit (also a MemoryError)
@@ -22,6 +23,10 @@ class SelfspecError(Exception):
 
 class OptionError(SelfspecError, ValueError):
     """A value that is not allowed."""
+
+
+class ConstraintError(OptionError):
+    """Constraints that contradict each other: no token is left to choose."""
 
 
 class PromptError(SelfspecError, ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from selfspec.sampling import distribution
-from selfspec.types import LayerPlan, Rows, Sampling
+from selfspec.types import LayerPlan, Prefix, Rows, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ def oracle(
         rows = Rows.of([0] * len(tokens), range(len(tokens)))
         cache = runtime.new_cache(1, len(tokens))
         hidden, _ = runtime.run(runtime.embed(tokens), full, rows, cache)
-        law = distribution(runtime.logits(hidden[-1:])[0], sampling, tokens)
+        law = distribution(runtime.logits(hidden[-1:])[0], sampling, Prefix(tokens, len(prompt)))
         tokens.append(chance.pick(law))
         if ends(tokens[-1]):
             break

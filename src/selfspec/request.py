@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from selfspec.errors import OptionError
 from selfspec.model.textstream import check_stop
 from selfspec.rounds import Stats
+from selfspec.settings import listed
 from selfspec.types import FinishReason, Processor, Sampling, require_types
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from selfspec.drafters.base import Drafter
+    from selfspec.model import Tokenizer
     from selfspec.model.config import ModelConfig
 
 
@@ -25,6 +25,11 @@ class Request:
     ``chat`` None wraps a text prompt in the model's chat template if it has one. ``seed`` None draws one.
     ``ignore_eos`` goes on past end-of-text tokens. ``draft`` None uses the drafter that the engine was loaded
     with.
+
+    What shapes the probabilities, and in which order, is described by `Sampling`; the names are those of
+    transformers, OpenAI and vLLM. Here a ``bad_words`` entry may also be a text, which is banned with and
+    without a space before it, and ``forced_eos_token_id`` must be the last token when the text would end by
+    its length.
     """
 
     system: str | None = None
@@ -37,26 +42,87 @@ class Request:
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     processors: Sequence[Processor] = ()
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    min_tokens: int = 0
+    min_length: int = 0
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
+    bad_words: str | Sequence[str | Sequence[int]] = ()
+    suppress_tokens: Sequence[int] = ()
+    begin_suppress_tokens: Sequence[int] = ()
+    forced_tokens: Mapping[int, int] | Sequence[tuple[int, int]] = ()
+    forced_eos_token_id: int | None = None
     draft: str | Drafter | None = None
 
     def __post_init__(self) -> None:
         require_types(self)
-        _ = self.sampling  # its values are checked here
         if self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
+        if self.min_tokens > self.max_new_tokens:
+            raise OptionError(
+                f"min_tokens is {self.min_tokens}; it must be at most max_new_tokens ({self.max_new_tokens})"
+            )
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or a positive integer")
         check_stop(self.stops)
+        self._sampling(bad_words=[word for word in self._words if not isinstance(word, str)])  # checks the values
 
     @property
     def stops(self) -> Sequence[str]:
         """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) or not isinstance(self.stop, Sequence) else self.stop
 
+    def limit(self, config: ModelConfig, prompt_length: int) -> int:
+        """The most tokens that the text may have, prompt included."""
+        return min(prompt_length + self.max_new_tokens, config.context_length)
+
+    def sampling(self, config: ModelConfig, tokenizer: Tokenizer | None, prompt_length: int) -> Sampling:
+        """How logits become probabilities, in the tokens of a model.
+
+        Raises
+        ------
+        OptionError
+            A token is not in the vocabulary, or a bad word is a text and there is no tokenizer.
+        """
+        forced = dict(self.forced_tokens)
+        if self.forced_eos_token_id is not None:
+            last = self.limit(config, prompt_length) - prompt_length - 1
+            if last in forced:
+                raise OptionError(
+                    f"forced_tokens has {last}, the last token, which is that of forced_eos_token_id; give one"
+                )
+            forced[last] = self.forced_eos_token_id
+        made = self._sampling(
+            forced_tokens=forced,
+            bad_words=[tokens for word in self._words for tokens in _word_tokens(word, tokenizer)],
+            eos_token_ids=config.eos_token_ids,
+        )
+        made.require_vocabulary(config.vocab_size)
+        return made
+
     @property
-    def sampling(self) -> Sampling:
-        """How logits become probabilities."""
-        return Sampling(self.temperature, self.top_k, self.top_p, tuple(self.processors))
+    def _words(self) -> Sequence[str | Sequence[int]]:
+        return (self.bad_words,) if isinstance(self.bad_words, str) else listed("bad_words", self.bad_words)
+
+    def _sampling(self, **changes: Any) -> Sampling:
+        shared = {f.name: getattr(self, f.name) for f in fields(Sampling) if hasattr(self, f.name)}
+        return Sampling(**(shared | changes))
+
+
+def _word_tokens(word: str | Sequence[int], tokenizer: Tokenizer | None) -> list[Sequence[int]]:
+    """The token sequences of a bad word; a text has two, at the start of a line and after a space."""
+    if not isinstance(word, str):
+        return [word]
+    if tokenizer is None:
+        raise OptionError(f"bad_words has the text {word!r}, but there is no tokenizer; give its token ids")
+    if not (bare := word.strip()):
+        raise OptionError(f"bad_words has {word!r}; it must be a text that is not blank, or token ids")
+    spellings = (tokenizer.encode(text, add_special_tokens=False) for text in (bare, f" {bare}"))
+    return [tokens for tokens in spellings if tokens]
 
 
 @dataclass(frozen=True, slots=True)

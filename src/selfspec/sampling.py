@@ -1,56 +1,135 @@
 """Logits to probabilities, and the randomness that picks from them.
 
 ``distribution`` is the only place where logits become probabilities, for drafter, verifier and plain decoding
-alike. Order and semantics are those of transformers: processors, temperature, top-k, top-p.
+alike. Order and semantics are those of transformers: processors (`selfspec.processors`), then temperature,
+top-k, top-p, min-p, typical-p. Every cut sorts only what it may keep, and what the one before it has kept.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from selfspec.errors import ModelError
-from selfspec.types import Array, Dense, Distribution, OneHot, Sampling, namespace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from selfspec.errors import ConstraintError, ModelError, OptionError, SelfspecError
+from selfspec.processors import active, process
+from selfspec.types import Array, Dense, Distribution, OneHot, Prefix, Sampling, namespace
 
 
-def distribution(logits: Array, sampling: Sampling, prefix: Sequence[int]) -> Distribution:
+def distribution(logits: Array, sampling: Sampling, prefix: Prefix) -> Distribution:
     """The law of the token that follows ``prefix``, from its ``logits`` [V].
 
-    Greedy is the one-hot of the largest logit, the lowest id where several are equal. Tokens that tie with
-    the last one kept by top-k or top-p are kept as well. Probabilities are float64.
+    Greedy is the one-hot of the largest processed logit, the lowest id where several are equal. Tokens that
+    tie with the last one kept by a cut are kept as well. Probabilities are float64.
+
+    Raises
+    ------
+    ConstraintError
+        What ``sampling`` asks for excludes every token.
+    OptionError
+        A callable of the user returned NaN or infinity.
+    ModelError
+        The logits themselves are not finite.
     """
-    for processor in sampling.processors:
-        logits = processor(prefix, logits)
-    xp = namespace(logits)
-    best = int(xp.argmax(logits))
-    top = float(logits[best])
+    processed = process(logits, sampling, prefix)
+    xp = namespace(processed)
+    best = int(xp.argmax(processed))
+    top = float(processed[best])
     if not math.isfinite(top):
-        raise ModelError(f"the largest logit is {top}: the weights are damaged or overflow this precision")
+        raise _no_choice(top, logits, active(sampling), prefix)
     if sampling.is_greedy:
         return OneHot(best)
-    scaled = (xp.astype(logits, xp.float64) - top) / sampling.temperature
-    return Dense.of(xp.exp(_truncate(scaled, sampling)))
+    return Dense.of(_masses(processed, top, sampling))
 
 
-def _truncate(scaled: Array, sampling: Sampling) -> Array:
-    """Minus infinity for what top-k and top-p leave out of ``scaled`` [V], whose largest value is 0."""
-    size = scaled.shape[0]
-    if sampling.top_k in range(1, size) or sampling.top_p < 1.0:
-        xp = namespace(scaled)
-        ordered = xp.sort(scaled, descending=True)
-        if sampling.top_k:
-            ordered = ordered[: sampling.top_k]
-        if sampling.top_p < 1.0:
-            mass = xp.exp(ordered)
-            before = xp.cumulative_sum(mass) - mass  # what the better tokens hold
-            ordered = ordered[: int(xp.sum(xp.astype(before < sampling.top_p * xp.sum(mass), xp.int64)))]
-        return xp.where(scaled >= ordered[-1], scaled, xp.asarray(-math.inf, dtype=scaled.dtype))
-    return scaled
+def _no_choice(top: float, logits: Array, names: list[str], prefix: Prefix) -> SelfspecError:
+    """Why the largest processed logit is not finite."""
+    place, listed = f"new token {prefix.num_new + 1}", " and ".join(names)
+    if names and top == -math.inf:
+        return ConstraintError(f"no token is left for {place} under {listed}; relax what contradicts")
+    raw = float(namespace(logits).max(logits))
+    if names and math.isfinite(raw):
+        return OptionError(f"the largest logit for {place} is {top} after {listed}; it must be finite")
+    return ModelError(f"the largest logit is {raw}: the weights are damaged or overflow this precision")
+
+
+# -- cuts -------------------------------------------------------------------------------------------------
+
+
+def _masses(logits: Array, top: float, sampling: Sampling) -> Array:
+    """Numbers [V] proportional to the probabilities; 0 for what a cut leaves out. ``top`` is the largest logit."""
+    k = sampling.top_k
+    if not 0 < k < logits.shape[0]:
+        return _cut(logits, top, sampling)
+    # all that follows is about a few tokens only
+    kept = logits >= _largest(logits, k)
+    masses = namespace(logits).zeros_like(logits, dtype=namespace(logits).float64)
+    masses[kept] = _cut(logits[kept], top, sampling)
+    return masses
+
+
+def _cut(logits: Array, top: float, sampling: Sampling) -> Array:
+    """exp((x - top) / temperature), and 0 for what top-p, min-p and typical-p leave out, in this order."""
+    xp = namespace(logits)
+    # below 1e-300 the law is the one-hot in float64 anyway, and the division would overflow
+    scaled = (xp.astype(logits, xp.float64) - top) / max(sampling.temperature, 1e-300)
+    masses = xp.exp(scaled)
+    if sampling.top_p < 1.0:
+        masses = xp.where(scaled >= _nucleus(scaled, masses, sampling.top_p), masses, 0.0)
+    if sampling.min_p > 0.0:  # arXiv 2407.01082: a share of the largest probability, whose mass is 1
+        masses = xp.where(masses >= sampling.min_p, masses, 0.0)
+    return _typical(scaled, masses, sampling.typical_p) if sampling.typical_p < 1.0 else masses
+
+
+def _largest(values: Array, k: int) -> float:
+    """The k-th largest of ``values`` [V]."""
+    xp, size = namespace(values), values.shape[0]
+    width = min(size // k, 64)
+    if width > 1:
+        # k blocks have a maximum of at least the k-th largest maximum, so k values do: sort only those
+        blocks = xp.reshape(values[: size // width * width], (-1, width))
+        least = xp.sort(xp.max(blocks, axis=1), descending=True)[k - 1]
+        values = values[values >= least]
+    return float(xp.sort(values, descending=True)[k - 1])
+
+
+def _nucleus(scaled: Array, masses: Array, top_p: float) -> float:
+    """The smallest of ``scaled`` among the fewest largest that hold ``top_p`` of ``masses`` = exp(``scaled``)."""
+    xp = namespace(scaled)
+    total = float(xp.sum(masses))
+    # the tokens below it hold less than 1 - top_p together: none is kept, and none need be sorted
+    least = math.log((1.0 - top_p) * total / scaled.shape[0])
+    ordered = xp.sort(scaled[scaled >= least], descending=True)
+    better = xp.cumulative_sum(xp.exp(ordered)) - xp.exp(ordered)
+    return float(ordered[_count(better < top_p * total) - 1])
+
+
+def _typical(scaled: Array, masses: Array, typical_p: float) -> Array:
+    """Locally typical sampling (arXiv 2202.00666): the tokens whose surprisal is nearest to the entropy.
+
+    With p = masses / sum, surprisal s = -log p and entropy H = sum p s, the fewest tokens in ascending order of
+    |s - H| that hold ``typical_p``.
+    """
+    xp = namespace(masses)
+    total = float(xp.sum(masses))
+    scaled = xp.where(masses > 0.0, scaled, -math.inf)
+    # s - H = centre - scaled, since the logarithm of the sum cancels
+    centre = float(xp.sum(masses * xp.where(masses > 0.0, scaled, 0.0))) / total
+    entropy = math.log(total) - centre
+    # beyond it come the last in that order (their |s - H| exceeds H, that of a certain token at most), and
+    # they hold less than 1 - typical_p together: none is kept, and none need be sorted
+    far = max(math.log(masses.shape[0] / (1.0 - typical_p)), 2.0 * entropy)
+    near = xp.sort(centre - scaled[scaled >= math.log(total) - far])
+    distances = xp.abs(near)
+    order = xp.argsort(distances)  # a descending and an ascending run: NumPy's stable sort merges them in O(V)
+    before = _count(xp.cumulative_sum(xp.exp(centre - near)[order]) < typical_p * total)
+    last = float(distances[order[min(before, near.shape[0] - 1)]])
+    return xp.where(xp.abs(centre - scaled) <= last, masses, 0.0)
+
+
+def _count(flags: Array) -> int:
+    xp = namespace(flags)
+    return int(xp.sum(xp.astype(flags, xp.int64)))
 
 
 def top_probability(logits: Array) -> float:
@@ -67,7 +146,7 @@ class Chance:
     """
 
     def __init__(self, seed: int, stream: int = 0) -> None:
-        self._random = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, stream))))
+        self._random = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream,))))
 
     def accept(self, probability: float) -> bool:
         """True with the given probability."""

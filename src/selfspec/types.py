@@ -6,7 +6,7 @@ An ``Array`` is a NumPy array or a torch tensor; host-side integers (tokens, pos
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -15,16 +15,35 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from selfspec.errors import OptionError
+from selfspec.settings import Array, Integers, Prefix, Processor, Sampling, require_types
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-Array: TypeAlias = Any
-Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+__all__ = [
+    "MAX_GAMMA",
+    "Array",
+    "Dense",
+    "Distribution",
+    "Draft",
+    "FinishReason",
+    "Integers",
+    "LayerPlan",
+    "OneHot",
+    "Part",
+    "Prefix",
+    "Processor",
+    "Rows",
+    "Sampling",
+    "SubLayer",
+    "Verdict",
+    "namespace",
+    "require_types",
+]
+
 Part: TypeAlias = Literal["attention", "mlp"]
 FinishReason: TypeAlias = Literal["stop", "length"]
 MAX_GAMMA = 64  # most tokens of a draft
-Processor: TypeAlias = "Callable[[Sequence[int], Array], Array]"
 
 
 def namespace(array: Array) -> Any:
@@ -32,56 +51,7 @@ def namespace(array: Array) -> Any:
     return array_api_compat.numpy if isinstance(array, np.ndarray) else array_namespace(array)
 
 
-_PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "an integer"),
-    "float": ((int, float), "a number"),
-    "bool": ((bool,), "true or false"),
-}
-
-
-def require_types(options: Any) -> None:
-    """Raise OptionError where a field annotated int, float or bool (or None) holds something else."""
-    for f in fields(options):
-        annotation = f.type.__name__ if isinstance(f.type, type) else str(f.type)
-        plain, _, optional = annotation.partition(" | ")
-        value = getattr(options, f.name)
-        if plain not in _PLAIN_TYPES or (optional == "None" and value is None):
-            continue
-        types, wanted = _PLAIN_TYPES[plain]
-        if not isinstance(value, types) or (isinstance(value, bool) and plain != "bool"):
-            raise OptionError(f"{f.name} is {value!r}; it must be {wanted}")
-
-
-# -- sampling ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How logits become probabilities; the defaults are greedy decoding.
-
-    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 are off. ``processors`` are callables
-    ``(prefix tokens, logits [V]) -> logits [V]`` that run first, in order, with exactly the calls that plain
-    decoding would make.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    processors: tuple[Processor, ...] = ()
-
-    def __post_init__(self) -> None:
-        require_types(self)
-        if not 0.0 <= self.temperature < float("inf"):
-            raise OptionError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
-        if not 0.0 < self.top_p <= 1.0:
-            raise OptionError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (1 is off)")
-        if self.top_k < 0:
-            raise OptionError(f"top_k is {self.top_k}; it must be 0 (off) or a positive number of tokens")
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the distribution is the one-hot of the largest logit."""
-        return self.temperature == 0.0
+# -- distributions ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +98,9 @@ class Dense:
         cumulative = xp.cumulative_sum(self.probs)
         threshold = uniform * cumulative[-1:]
         index = int(xp.searchsorted(cumulative, threshold, side="right")[0])
-        # uniform * total can round up to the total itself: take a token that has mass
-        return index if index < cumulative.shape[0] else int(xp.argmax(self.probs))
+        # a parallel sum (on a GPU) need not rise monotonically: never return a token without mass
+        has_mass = index < cumulative.shape[0] and float(self.probs[index]) > 0.0
+        return index if has_mass else int(xp.argmax(self.probs))
 
     def minus(self, other: Distribution, weight: float = 1.0) -> Distribution:
         """norm((weight·p - q)+), the residual after a rejection; p itself where rounding leaves nothing."""
@@ -346,9 +317,10 @@ class Draft:
 class Verdict(NamedTuple):
     """``accepted`` draft tokens hold; ``bonus`` is the one token that the target adds.
 
-    They are the first ones of a chain, and of a tree those whose indices ``branch`` lists, in order.
+    They are the first ones of a chain, and of a tree those whose indices ``branch`` lists, in order. There is
+    no bonus token where the last accepted token ended the text.
     """
 
     accepted: int
-    bonus: int
+    bonus: int | None
     branch: tuple[int, ...] | None = None

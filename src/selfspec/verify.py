@@ -34,8 +34,21 @@ class Dice(Protocol):
         ...
 
 
-def verify_chain(draft: Draft, target: Callable[[int], Distribution], dice: Dice) -> Verdict:
-    """How much of a chain holds, token by token, and the bonus token."""
+def _never(_token: int) -> bool:
+    return False
+
+
+def verify_chain(
+    draft: Draft,
+    target: Callable[[int], Distribution],
+    dice: Dice,
+    ends: Callable[[int], bool] = _never,
+) -> Verdict:
+    """How much of a chain holds, token by token, and the bonus token.
+
+    ``ends(token)`` is asked once for every accepted token, and nothing follows one that ends the text: its
+    calls, like those of ``target``, are exactly those of plain decoding.
+    """
     assert draft.parents is None
     for i, token in enumerate(draft.tokens):
         law = target(i)
@@ -43,8 +56,13 @@ def verify_chain(draft: Draft, target: Callable[[int], Distribution], dice: Dice
             choice = dice.pick(law)
             if choice != token:
                 return Verdict(i, choice)
-        elif not dice.accept(law.probability(token) / draft.laws[i].probability(token)):
-            return Verdict(i, dice.pick(law.minus(draft.laws[i])))
+        else:
+            drafted_from = draft.laws[i]
+            assert drafted_from.probability(token) > 0.0, "a draft token that its law cannot give"
+            if not dice.accept(law.probability(token) / drafted_from.probability(token)):
+                return Verdict(i, dice.pick(law.minus(drafted_from)))
+        if ends(token):
+            return Verdict(i + 1, None)
     return Verdict(len(draft), dice.pick(target(len(draft))))
 
 
@@ -76,8 +94,13 @@ def verify_block(draft: Draft, target: Callable[[int], Distribution], dice: Dice
     raise AssertionError("the empty draft always holds")
 
 
-def verify_tree(draft: Draft, target: Callable[[int], Distribution], dice: Dice) -> Verdict:
-    """The branch of a tree that holds, and the bonus token. A chain is a tree of one branch.
+def verify_tree(
+    draft: Draft,
+    target: Callable[[int], Distribution],
+    dice: Dice,
+    ends: Callable[[int], bool] = _never,
+) -> Verdict:
+    """The branch of a tree that holds, and the bonus token; ``ends`` as in `verify_chain`.
 
     Deterministic children: y is drawn once from p; the child that is y is accepted, else y is the bonus.
     Sampled children go through recursive rejection, in order: each has the ratio test against what is left
@@ -96,6 +119,8 @@ def verify_tree(draft: Draft, target: Callable[[int], Distribution], dice: Dice)
         if child is None:
             return Verdict(len(branch), token, tuple(branch))
         branch.append(child)
+        if ends(token):
+            return Verdict(len(branch), None, tuple(branch))
         row = child + 1
 
 

@@ -18,7 +18,8 @@ from selfspec.errors import PromptError, SelfspecError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from selfspec.engine import Engine, Stream
+    from selfspec.engine import Engine
+    from selfspec.stream import Stream
 
 _HELP = "/exit or end of input: leave · /reset: forget the conversation · Ctrl-C: stop an answer · /help: this"
 
@@ -48,16 +49,18 @@ def command(system: str | None, as_json: bool, **options: Any) -> None:
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
     if is_terminal:
         note(_HELP)
-    for line in _typed(as_json) if is_terminal else _piped():
-        try:
-            if not chat.take(line):
-                break
-        except SelfspecError as error:
-            if not is_terminal:
-                raise
-            note(f"error: {error}")
-    if as_json:
-        emit_json(chat.document)
+    try:
+        for line in _typed(as_json) if is_terminal else _piped():
+            try:
+                if not chat.take(line):
+                    break
+            except SelfspecError as error:
+                if not is_terminal:
+                    raise
+                note(f"error: {error}")
+    finally:  # the turns before an error are not lost
+        if as_json and (chat.has_turns or sys.exc_info()[0] is None):
+            emit_json(chat.document)
 
 
 def _piped() -> Iterator[str]:
@@ -93,6 +96,11 @@ class _Chat:
         self._number = 0
         self._conversation = engine.chat(system)
         self._turns: list[dict[str, Any]] = []
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether anything was answered."""
+        return bool(self._turns)
 
     @property
     def document(self) -> dict[str, Any]:

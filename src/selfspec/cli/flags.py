@@ -14,7 +14,7 @@ import click
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from selfspec.drafters.base import Drafter, DraftOptions
 
@@ -25,9 +25,35 @@ _REQUEST_HELP = {
     "temperature": "0 is greedy; larger is more random.",
     "top_p": "Sample from the fewest tokens that hold this share of the probability; 1 is off.",
     "top_k": "Sample from this many of the likeliest tokens; 0 is off.",
+    "min_p": "Sample from tokens with at least this share of the likeliest one's probability; 0 is off.",
+    "typical_p": "Sample from the most typical tokens that hold this share of the probability; 1 is off.",
     "seed": "Repeat a sampled text exactly.",
     "stop": "End before this text; may be given several times.",
     "ignore_eos": "Go on past end-of-text tokens.",
+    "repetition_penalty": "Make tokens of prompt and answer less likely (above 1) or likelier; 1 is off.",
+    "presence_penalty": "Lower the logits of tokens of the answer by this much, -2 to 2; 0 is off.",
+    "frequency_penalty": "The same, times how often the token is there, -2 to 2; 0 is off.",
+    "no_repeat_ngram_size": "Write no run of this many tokens twice, the prompt's included; 0 is off.",
+    "min_tokens": "Fewest tokens to write before an end-of-text token.",
+    "min_length": "The same, the prompt counted.",
+    "forced_eos_token_id": "The last token if the answer ends by its length.",
+}
+
+
+def _bias(value: str) -> tuple[int, float]:
+    """A token id and what to add to its logit."""
+    token, _, bias = value.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise OptionError(f"--logit-bias is {value!r}; it must be ID=BIAS, such as 11=-100") from None
+
+
+# field -> its flag, metavar, type and help; each may be given several times
+_REPEATED: dict[str, tuple[str, str, Callable[[str], Any], str]] = {
+    "logit_bias": ("--logit-bias", "ID=BIAS", _bias, "Add BIAS to the logit of token ID"),
+    "bad_words": ("--bad-word", "TEXT", str, "Never write this text"),
+    "suppress_tokens": ("--suppress-token", "ID", int, "Never write this token"),
 }
 
 
@@ -89,7 +115,15 @@ def _request_flags() -> list[Flag]:
     from selfspec.request import Request
 
     by_name = {field.name: field for field in fields(Request)}
-    return [_flag(by_name[name], text, "Text", multiple=name == "stop") for name, text in _REQUEST_HELP.items()]
+    return [
+        *(_flag(by_name[name], text, "Text", multiple=name == "stop") for name, text in _REQUEST_HELP.items()),
+        *(_repeated(name, *declared) for name, declared in _REPEATED.items()),
+    ]
+
+
+def _repeated(name: str, flag: str, metavar: str, kind: Callable[[str], Any], text: str) -> Flag:
+    text += "; may be given several times."
+    return Flag(flag, name, metavar=metavar, type=kind, section="Text", help=text, multiple=True)
 
 
 def _draft_flags() -> list[Flag]:

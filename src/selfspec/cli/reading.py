@@ -48,7 +48,7 @@ def _read(file: str) -> bytes:
 def decoded(raw: bytes, source: str) -> str:
     """UTF-8 without its final newline; raises PromptError if ``source`` is something else."""
     try:
-        text = raw.decode()
+        text = raw.decode("utf-8-sig")  # some editors begin a file with a byte-order mark
     except UnicodeDecodeError as error:
         raise PromptError(
             f"{source} is not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}; convert it to UTF-8"

@@ -37,7 +37,7 @@ def drafter_class(name: str) -> type[Drafter]:
     Raises OptionError, with the names there are, if there is none; and if a plug-in cannot be imported.
     """
     entries = available()
-    if name not in entries:
+    if not isinstance(name, str) or name not in entries:
         raise OptionError(f"drafter is {name!r}; it must be one of {', '.join(entries)}")
     try:
         found = entries[name].load()
@@ -53,18 +53,20 @@ def option_names(cls: type[Drafter]) -> list[str]:
     return [f.name for f in fields(cls.Options)]
 
 
-def create(draft: str | Drafter, config: ModelConfig, options: dict[str, Any]) -> Drafter:
-    """A drafter from its name and options, or a ready instance as it is.
+def create(draft: str | type[Drafter] | Drafter, config: ModelConfig, options: dict[str, Any]) -> Drafter:
+    """A drafter from its name or class and its options, or a ready instance as it is.
 
     Raises OptionError for an unknown name, an option that the drafter does not have, or a bad value.
     """
     if isinstance(draft, Drafter):
         if options:
             raise OptionError(f"options {', '.join(options)} were given with a drafter that is already made")
+        if draft.config != config:
+            raise OptionError(f"the drafter {draft.name!r} was made for another model")
         return draft
-    cls = drafter_class(draft)
+    cls = draft if isinstance(draft, type) else drafter_class(draft)
     if unknown := [name for name in options if name not in option_names(cls)]:
         raise OptionError(
-            f"drafter {draft!r} has no option {', '.join(unknown)}; it has {', '.join(option_names(cls))}"
+            f"drafter {cls.name!r} has no option {', '.join(unknown)}; it has {', '.join(option_names(cls))}"
         )
     return cls(cls.Options(**options), config)

@@ -112,23 +112,25 @@ class Drafter(ABC):
     def __init__(self, options: DraftOptions, config: ModelConfig) -> None:
         self.options = options
         self.config = config
-        self.stop = ConfidenceStop(options)
+        self.stops: dict[Text, ConfidenceStop] = {}
 
     @property
     def plan(self) -> LayerPlan | None:
         """The layers that a draft step runs; None when it runs none."""
         return None
 
-    def begin(self, text: Text) -> None:  # noqa: B027 (optional)
-        """A text enters."""
+    def begin(self, text: Text) -> None:
+        """A text enters. All state is per text: one drafter may serve many streams at once."""
+        self.stops[text] = ConfidenceStop(self.options)
 
     @abstractmethod
     def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
         """One draft per text, of at most its γ tokens; an empty `Draft` where there is nothing to propose."""
 
-    def observe(self, text: Text, commit: Commit) -> None:  # noqa: ARG002 (for overrides)
+    def observe(self, text: Text, commit: Commit) -> None:
         """Learn what became of the draft; ``text`` has moved forward already."""
-        self.stop.observe(commit.depth, commit.accepted)
+        self.stops[text].observe(commit.depth, commit.accepted)
 
-    def end(self, text: Text) -> None:  # noqa: B027 (optional)
+    def end(self, text: Text) -> None:
         """A text leaves; free what is kept for it."""
+        del self.stops[text]

@@ -2,6 +2,10 @@
 
 What the draft computed below layer k is what the target would compute, so verification resumes there from
 the kept hidden states: the shallow layers run once per row, and the draft needs no cache of its own.
+
+A draft token has the law that the same sampling makes of the shallow logits, with the draft's own prefix, so
+that penalties and bans are respected and acceptance stays high. Only the user's callables are left out
+(`Sampling.for_drafts`): verification is exact for any draft law, and a callable may keep state.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from selfspec.drafters.base import Drafter, option
 from selfspec.drafters.comb import Comb, CombOptions
+from selfspec.errors import ConstraintError, OptionError
 from selfspec.sampling import distribution, top_probability
 from selfspec.types import Array, Distribution, Draft, LayerPlan, OneHot, namespace
 
@@ -63,6 +68,8 @@ class EarlyExit(Drafter):
         super().__init__(options, config)
         self._settings = options
         layer = options.exit_layer
+        if config.num_layers < 2:
+            raise OptionError("this model has one layer; an early exit needs at least two")
         if layer is None:
             layer = max(1, config.num_layers * 7 // 8)
         self._plan = LayerPlan.exit_at(config.num_layers, layer)
@@ -89,19 +96,24 @@ class EarlyExit(Drafter):
         return [chain.draft(self._plan.shared_prefix) for chain in chains]
 
     def _grow(self, chain: _Growing, hidden: Array, logits: Array) -> bool:
-        """Add the next token and its siblings; False when low confidence ends the draft before them."""
-        chain.hidden.append(hidden)
-        if self.stop.is_on and self.stop.before(top_probability(logits)):
-            return False
+        """Add the next token and its siblings; False when low confidence, or no token to choose, ends the draft."""
         text, comb = chain.text, chain.comb
-        law = distribution(logits, text.sampling, text.prefix(comb.tokens))
+        chain.hidden.append(hidden)
+        stop = self.stops[text]
+        if stop.is_on and stop.before(top_probability(logits)):
+            return False
+        try:
+            law = distribution(logits, text.sampling.for_drafts, text.prefix(comb.tokens))
+        except ConstraintError:  # perhaps only past a token that will be rejected: the target decides
+            return False
         if text.sampling.is_greedy:
             token = text.chance.pick(law)
             comb.add(token, _next_best(logits, token, comb.width))
         else:
             tokens, laws = _drawn(law, text.chance, comb.width + 1)
-            comb.add(tokens[0], tokens[1:], laws)
-        return True
+            token = tokens[0]
+            comb.add(token, tokens[1:], laws)
+        return token not in self.config.eos_token_ids  # nothing is drafted past an end
 
 
 def _next_best(logits: Array, token: int, count: int) -> list[int]:

@@ -86,11 +86,13 @@ class Ngram(Drafter):
         self._indices: dict[Text, _Index] = {}
 
     def begin(self, text: Text) -> None:
-        """Index the prompt."""
+        """Start an index; the prompt enters it with the first look-up."""
+        super().begin(text)
         self._indices[text] = _Index(self._settings)
 
     def end(self, text: Text) -> None:
         """Drop the index."""
+        super().end(text)
         del self._indices[text]
 
     def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:  # noqa: ARG002
@@ -109,7 +111,7 @@ class Ngram(Drafter):
             token = source[at] if at < known else draft[at - known]
             agreeing = [p for p in places if p + len(draft) < known and source[p + len(draft)] == token]
             confidence = (max(len(agreeing), 1) + size - 1) / (len(places) + size)
-            if self.stop.before(confidence):
+            if self.stops[text].before(confidence):
                 break
             ahead = (source[p + len(draft)] for p in reversed(places) if p + len(draft) < known)
             others = [other for other in dict.fromkeys(ahead) if other != token] if comb.width else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from selfspec.drafters.base import Drafter, DraftOptions
+from selfspec.drafters.base import Drafter, DraftOptions, option
 from selfspec.errors import OptionError
 from selfspec.types import Draft
 
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 class PlainOptions(DraftOptions):
     """γ is 0."""
 
-    gamma: int = 0
+    gamma: int = option(0, "Always 0.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.gamma:
-            raise OptionError(f"gamma is {self.gamma}, but plain decoding drafts nothing; leave it out")
+        for name in ("gamma", "confidence", "adaptive"):
+            if value := getattr(self, name):
+                raise OptionError(f"{name} is {value}, but plain decoding drafts nothing; leave it out")
 
 
 class Plain(Drafter):

@@ -32,13 +32,16 @@ class Scripted(Drafter):
 
     def __init__(self, options: ScriptedOptions, config: ModelConfig) -> None:
         super().__init__(options, config)
-        if options.script is None:
+        if not callable(options.script):
             raise OptionError("the scripted drafter needs script=, a callable (tokens, gamma) -> tokens")
         self._script = options.script
 
     def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:  # noqa: ARG002
-        """What the script says."""
-        return [
-            Draft(tuple(self._script(text.tokens, gamma))[:gamma])
-            for text, gamma in zip(texts, gammas, strict=True)
-        ]
+        """What the script says; raises OptionError for a token outside the vocabulary."""
+        return [self._draft(text.tokens, gamma) for text, gamma in zip(texts, gammas, strict=True)]
+
+    def _draft(self, tokens: Sequence[int], gamma: int) -> Draft:
+        draft = tuple(self._script(tokens, gamma))[:gamma]
+        if wrong := [token for token in draft if token not in range(self.config.vocab_size)]:
+            raise OptionError(f"the script drafted {wrong[0]!r}; tokens are 0 to {self.config.vocab_size - 1}")
+        return Draft(draft)

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from selfspec.errors import ModelError
 from selfspec.model.disk import sync
-from selfspec.model.reading import one_line, quoted
+from selfspec.model.reading import expanded, one_line, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ MANIFEST = "selfspec.json"
 def cache_folder() -> Path:
     """Where conversions are kept: ``SELFSPEC_CACHE``, else the user's cache folder of the system."""
     if given := os.environ.get(VARIABLE):
-        return Path(given).expanduser().absolute()
+        return expanded(given).absolute()
     from platformdirs import user_cache_path
 
     return user_cache_path("selfspec", appauthor=False)

@@ -41,7 +41,7 @@ class ChatTemplate:
         check_messages(messages)
         variables = {"tools": None, "documents": None, **self._variables}
         try:
-            return (
+            text = (
                 _environment()
                 .from_string(self._source)
                 .render(
@@ -55,6 +55,9 @@ class ChatTemplate:
                 f"the chat template of this model fails on these messages: {one_line(error)}; change the "
                 "messages, or pass a plain prompt"
             ) from error
+        if not text.strip():
+            raise PromptError("the chat template of this model makes an empty prompt of these messages")
+        return text
 
 
 def check_messages(messages: Sequence[Message]) -> None:

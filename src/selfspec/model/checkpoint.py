@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from selfspec.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
 from selfspec.model.families import config_from_hf, is_ignored, weight_shapes
 from selfspec.model.reading import Fields, listed, one_line, quoted, read_json, read_json_if_there
-from selfspec.model.safetensors_file import Header, read_header
+from selfspec.model.safetensors_file import Header, have_same_bytes, read_header
 from selfspec.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     headers = {file: read_header(folder / file) for file in sorted(set(files.values()))}
     found = _tensors(headers, files)
     _check_tensors(folder, config, {tensor: headers[file] for tensor, file in found.items()})
+    _check_tied_head(folder, config, headers, found)
     tokenizer = Tokenizer.from_folder(folder, limit=config.vocab_size)
     if tokenizer.base_vocab_size > config.vocab_size:
         raise CorruptModelError(
@@ -170,6 +171,21 @@ def _check_tensors(folder: Path, config: ModelConfig, found: Mapping[str, Header
                 f"{tensor} in {quoted(folder)} has shape {given}; config.json asks for {shape}: the "
                 "two files belong to different models"
             )
+
+
+def _check_tied_head(
+    folder: Path, config: ModelConfig, headers: Mapping[str, Header], found: Mapping[str, str]
+) -> None:
+    """A tied head may be stored as well, but only as a copy: another one would be a model that we do not run."""
+    if not config.tied_head or "lm_head.weight" not in found:
+        return
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    embedding, head = ((folder / found[name], headers[found[name]].tensors[name]) for name in names)
+    if not have_same_bytes(embedding, head):
+        raise CorruptModelError(
+            f"config.json in {quoted(folder)} ties lm_head.weight to the embedding, but the weights have a "
+            "different one; set tie_word_embeddings to false, or delete that tensor"
+        )
 
 
 def _stored_dtype(headers: Mapping[str, Header]) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from selfspec.errors import CorruptModelError, ModelNotFoundError
 from selfspec.model.disk import room
-from selfspec.model.reading import one_line, quoted
+from selfspec.model.reading import expanded, one_line, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ def find_embedded() -> Path:
         The package is not installed; the message has the command that installs it.
     """
     if given := os.environ.get(VARIABLE):
-        return _given(Path(given).expanduser())
+        return _given(expanded(given))
     for folder in _package_folders():
         if (folder / _FILE).is_file():
             return folder / _FILE

@@ -16,6 +16,7 @@ from selfspec.model.reading import Fields, one_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+_MOST_LAYERS = 10_000
 ROPE_KINDS = ("default", "linear", "llama3")
 
 
@@ -234,6 +235,11 @@ def _llama3_rope(theta: float, scaling: Fields) -> Rope:
 
 
 def _check(config: ModelConfig, source: str) -> None:
+    if config.num_layers > _MOST_LAYERS:
+        raise CorruptModelError(
+            f"num_hidden_layers is {config.num_layers} in {source}; it must be at most {_MOST_LAYERS}: "
+            "correct the file, or download the checkpoint again"
+        )
     if config.num_heads % config.num_kv_heads:
         raise CorruptModelError(
             f"num_attention_heads is {config.num_heads} in {source}; it must be a multiple of "

@@ -12,7 +12,7 @@ from selfspec.model.cache import converted
 from selfspec.model.checkpoint import Checkpoint, open_folder, read_config
 from selfspec.model.embedded import EMBEDDED, find_embedded
 from selfspec.model.gguf import convert, gguf_config
-from selfspec.model.reading import one_line, quoted
+from selfspec.model.reading import expanded, one_line, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +73,7 @@ def _locate(model: str | os.PathLike[str]) -> tuple[str, Path, str]:
     text = os.fspath(model)
     if text == EMBEDDED:
         return "gguf", find_embedded(), EMBEDDED
-    path = Path(text).expanduser()
+    path = expanded(text)
     if path.is_dir():
         return "folder", path, path.resolve().name
     if path.is_file():

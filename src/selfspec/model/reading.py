@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selfspec.errors import CorruptModelError, ModelNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
+
+
+_MOST = 2**40  # no size is larger, and sums of sizes stay printable
 
 
 def quoted(value: object) -> str:
-    """The value in quotes, without newlines."""
-    return repr(str(value))
+    """The value in quotes, without newlines, at most 300 characters of it."""
+    return one_line(repr(str(value)), 300)
+
+
+def expanded(text: str | os.PathLike[str]) -> Path:
+    """The path with ``~`` resolved; raises ModelNotFoundError where there is no such home."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ModelNotFoundError(f"{quoted(text)} is in the home of an unknown user; give a full path") from error
 
 
 def one_line(error: object, limit: int = 200) -> str:
     """The message of a library, on one line of at most ``limit`` characters."""
     text = " ".join(str(error).split())
+    if not text and isinstance(error, BaseException):
+        text = type(error).__name__
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -60,7 +74,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
     """Like ``read_json``, but an absent file counts as an empty object."""
-    return read_json(path) if path.exists() else {}
+    return read_json(path) if os.path.lexists(path) else {}  # a dangling link is damage
 
 
 class Fields:
@@ -87,8 +101,8 @@ class Fields:
     def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
         """An integer of at least ``minimum``."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.wrong(key, value, f"an integer of at least {minimum}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _MOST:
+            raise self.wrong(key, value, f"an integer of at least {minimum} and at most {_MOST}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -23,11 +23,12 @@ _MOST_HEADER_BYTES = 100_000_000  # the limit of the format
 
 
 class TensorInfo(NamedTuple):
-    """One tensor of a file: its precision, shape, and bytes."""
+    """One tensor of a file: its precision, shape, number of bytes, and where they begin in the file."""
 
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int
+    begin: int
 
 
 class Header(NamedTuple):
@@ -57,25 +58,25 @@ def read_header(path: Path) -> Header:
             raw = file.read(length)
     except OSError as error:
         raise CorruptModelError(f"cannot read {quoted(path)}: {one_line(error.strerror)}") from error
-    tensors = _parse(path, raw)
-    _check_offsets(path, tensors, file_bytes - 8 - length)
-    return Header({name: entry[0] for name, entry in tensors.items()}, raw, file_bytes)
+    tensors = _parse(path, raw, 8 + length)
+    _check_offsets(path, tensors, 8 + length, file_bytes)
+    return Header(tensors, raw, file_bytes)
 
 
 def _damaged(path: Path, what: str) -> CorruptModelError:
     return CorruptModelError(f"{quoted(path)} is damaged: {what}; download it again")
 
 
-def _parse(path: Path, raw: bytes) -> dict[str, tuple[TensorInfo, int, int]]:
+def _parse(path: Path, raw: bytes, start: int) -> dict[str, TensorInfo]:
     try:
         values = json.loads(raw)
         entries = {name: entry for name, entry in values.items() if name != "__metadata__"}
-        return {name: _entry(path, name, entry) for name, entry in entries.items()}
+        return {name: _entry(path, name, entry, start) for name, entry in entries.items()}
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, f"its header cannot be parsed ({one_line(error)})") from error
 
 
-def _entry(path: Path, name: str, entry: dict[str, Any]) -> tuple[TensorInfo, int, int]:
+def _entry(path: Path, name: str, entry: dict[str, Any], start: int) -> TensorInfo:
     if entry["dtype"] not in _DTYPES:
         raise UnsupportedModelError(
             f"the tensor {one_line(name, 80)!r} in {quoted(path)} has the precision "
@@ -86,17 +87,27 @@ def _entry(path: Path, name: str, entry: dict[str, Any]) -> tuple[TensorInfo, in
     begin, end = (int(offset) for offset in entry["data_offsets"])
     if min(shape, default=0) < 0 or end - begin != DTYPE_BYTES[dtype] * math.prod(shape):
         raise _damaged(path, f"the bytes of {one_line(name, 80)!r} do not match its shape")
-    return TensorInfo(dtype, shape, end - begin), begin, end
+    return TensorInfo(dtype, shape, end - begin, start + begin)
 
 
-def _check_offsets(path: Path, tensors: Mapping[str, tuple[TensorInfo, int, int]], data_bytes: int) -> None:
-    expected = 0
-    for _, begin, end in sorted(tensors.values(), key=lambda entry: entry[1:]):
-        if begin != expected:
+def _check_offsets(path: Path, tensors: Mapping[str, TensorInfo], start: int, file_bytes: int) -> None:
+    expected = start
+    for info in sorted(tensors.values(), key=lambda info: (info.begin, info.num_bytes)):
+        if info.begin != expected:
             raise _damaged(path, "its tensors overlap or leave gaps")
-        expected = end
-    if expected != data_bytes:
-        raise _damaged(path, f"it has {data_bytes} bytes of weights where its header says {expected}")
+        expected += info.num_bytes
+    if expected != file_bytes:
+        raise _damaged(
+            path, f"it has {file_bytes - start} bytes of weights where its header says {expected - start}"
+        )
+
+
+def have_same_bytes(first: tuple[Path, TensorInfo], second: tuple[Path, TensorInfo]) -> bool:
+    """Whether two tensors are stored in the same precision with the same bits."""
+    if first[1][:3] != second[1][:3]:
+        return False
+    one, two = (np.memmap(p, np.uint8, "r", info.begin, (info.num_bytes,)) for p, info in (first, second))
+    return bool(np.array_equal(one, two))
 
 
 def write_float32(

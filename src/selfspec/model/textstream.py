@@ -110,6 +110,8 @@ def check_stop(stop: Sequence[str]) -> tuple[str, ...]:
         raise OptionError(
             f"stop is {one_line(repr(stop), 80)}; it must be a list of non-empty strings, such as ['\\n\\n']"
         )
+    if any(item.encode("utf-8", "ignore").decode() != item for item in stop):
+        raise OptionError("stop has bytes that are not valid UTF-8; check the locale of the terminal")
     return tuple(stop)
 
 

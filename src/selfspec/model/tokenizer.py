@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +141,7 @@ class Tokenizer:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeEncodeError) as error:
             raise PromptError(
-                f"the text cannot be encoded: {one_line(error)}; pass a string without lone surrogates"
+                "the text has bytes that are not valid UTF-8 (lone surrogates); check the locale of the terminal"
             ) from error
         if self._limit is not None and ids and max(ids) >= self._limit:
             raise PromptError(
@@ -254,7 +255,7 @@ def _eos_ids(folder: Path, backend: Backend, names: Mapping[str, str]) -> tuple[
 
 def _template_source(folder: Path, settings: Fields) -> str | None:
     path = folder / "chat_template.jinja"
-    if path.is_file():
+    if os.path.lexists(path):
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

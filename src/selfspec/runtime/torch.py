@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 
-from selfspec.errors import OptionError, OutOfMemoryError
+from selfspec.errors import CorruptModelError, OptionError, OutOfMemoryError, UnsupportedModelError
 from selfspec.model.config import DTYPE_BYTES
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.products import linear
@@ -187,24 +188,42 @@ class TorchRuntime(Runtime):
 
         ``dtype`` None keeps the stored precision. Raises OptionError for an unknown dtype or device.
         """
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        chosen = _dtype(dtype or config.dtype)
+        chosen = _dtype(config.dtype if dtype is None else dtype)
         target = _device(device)
         weights: dict[str, Tensor] = {}
         with _memory_for(f"{config.parameters:,} weights in {chosen}; use a lower dtype or a smaller model"):
             for path in sorted(set(files.values())):
-                with safe_open(path, framework="pt", device=str(target)) as reader:
-                    for name in (n for n, p in files.items() if p == path):
-                        weights[name] = reader.get_tensor(name).to(chosen)
+                try:
+                    with safe_open(path, framework="pt", device=str(target)) as reader:
+                        for name in (n for n, p in files.items() if p == path):
+                            weights[name] = reader.get_tensor(name).to(chosen)
+                except SafetensorError as error:
+                    raise CorruptModelError(f"{str(path)!r} cannot be read ({error}); download it again") from error
         return cls(config, weights)
 
     @classmethod
-    def of(cls, model: Any) -> TorchRuntime:
-        """Share the parameter tensors of a transformers model (a ``PreTrainedModel``)."""
-        from selfspec.model.families import config_from_hf
+    def of(cls, model: Any, eos_token_ids: Sequence[int] = ()) -> TorchRuntime:
+        """Share the parameter tensors of a transformers model with an LM head.
 
-        return cls(config_from_hf(model.config.to_dict()), model.state_dict())
+        Its texts end at the end-of-text ids of its generation config, else of its config, else at those given.
+        Raises UnsupportedModelError for another kind of object.
+        """
+        from selfspec.model.families import config_from_hf, weight_shapes
+
+        if not hasattr(getattr(model, "config", None), "to_dict") or isinstance(model, type):
+            raise UnsupportedModelError(f"{type(model).__name__} is no transformers model with an LM head")
+        config = config_from_hf(model.config.to_dict(), f"the config of {type(model).__name__}")
+        own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+        ends = (
+            ((own,) if isinstance(own, int) else tuple(own or ())) or config.eos_token_ids or tuple(eos_token_ids)
+        )
+        weights = model.state_dict()
+        for name, shape in weight_shapes(config).items():
+            if name not in weights or tuple(weights[name].shape) != shape or weights[name].is_meta:
+                raise UnsupportedModelError(f"{type(model).__name__} has no {name} of shape {shape} in memory")
+        return cls(replace(config, eos_token_ids=ends), weights)
 
     def embed(self, tokens: Sequence[int]) -> Array:
         """Hidden states [R, d] that enter layer 0."""
@@ -291,7 +310,9 @@ def _memory_for(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+        if isinstance(error, torch.OutOfMemoryError) or any(
+            words in str(error) for words in ("allocate memory", "size calculation overflowed")
+        ):
             raise OutOfMemoryError(f"there is not enough memory for {what}") from error
         raise
 
@@ -307,7 +328,10 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
+        if device.type == "meta":
+            raise RuntimeError("it holds no data")
+        return device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise OptionError(f"device {name!r} cannot be used here ({reason}); use auto, cpu or cuda") from error

@@ -1,0 +1,133 @@
+"""The law of whole texts through the real loop, by exact enumeration of everything that chance can decide."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from doubles import AllOutcomes, MarkovRuntime
+
+from selfspec import drafters
+from selfspec.context import Context, Text
+from selfspec.decode import decode
+from selfspec.drafters import early_exit
+from selfspec.sampling import distribution
+from selfspec.types import LayerPlan, Prefix, Sampling
+
+SIZE = 3
+
+
+def avoid_recent(prefix, logits):
+    """A processor that depends on the prefix."""
+    out = logits.copy()
+    for token in prefix[-2:]:
+        out[token] -= 0.7
+    return out
+
+
+def plain_law(runtime, length, sampling, end):
+    """P(text) of plain decoding, by definition."""
+    hidden, _ = runtime.run(runtime.embed(range(SIZE)), LayerPlan.full(runtime.config.num_layers), None, None)
+    law = defaultdict(float)
+
+    def grow(tokens, weight):
+        if len(tokens) == length + 1 or (len(tokens) > 1 and tokens[-1] == end):
+            law[tuple(tokens[1:])] += weight
+            return
+        following = distribution(runtime.logits(hidden)[tokens[-1]].copy(), sampling, Prefix(tokens, 1))
+        for token in range(SIZE):
+            if probability := following.probability(token):
+                grow([*tokens, token], weight * probability)
+
+    grow([0], 1.0)
+    return law
+
+
+def loop_law(runtime, length, sampling, end, options):
+    """P(text) of the loop with an early-exit draft: every draw, acceptance and bonus explored."""
+    law = defaultdict(float)
+    for dice in AllOutcomes():
+        pick = dice.pick
+        dice.pick = lambda following, pick=pick: pick(following, SIZE)
+        drafter = drafters.create("early_exit", runtime.config, options)
+        text = Text(0, 0, [0], 1 + length, sampling, dice, lambda token: token == end)
+        for _ in decode(Context(runtime, runtime.new_cache(1, 99)), [text], drafter):
+            pass
+        law[tuple(text.tokens[1:])] += dice.weight
+        del dice.pick
+    return law
+
+
+def distance(seed):
+    """Total variation between the two laws, for a random configuration."""
+    random = np.random.default_rng(seed)
+    runtime = MarkovRuntime(SIZE, 3, seed=seed)
+    cuts = {"top_k": int(random.choice([0, 2])), "top_p": float(random.choice([1.0, 0.8]))}
+    sampling = Sampling(float(random.choice([0.5, 1.0, 2.0])), **cuts, processors=(avoid_recent,))
+    options = {
+        "exit_layer": int(random.choice([1, 2])),
+        "gamma": int(random.choice([1, 2, 3])),
+        "confidence": float(random.choice([0.0, 0.4, 0.6])),
+        "adaptive": bool(random.random() < 0.5),
+    }
+    length, end = 3, int(random.choice([-1, 0, 1]))
+    want, got = plain_law(runtime, length, sampling, end), loop_law(runtime, length, sampling, end, options)
+    return sum(abs(want[text] - got[text]) for text in {*want, *got}) / 2
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_texts_have_the_plain_law(seed):
+    """Guards the loop as a whole: stops, ends, room, cuts and processors, with sampled drafts."""
+    assert distance(seed) < 1e-12
+
+
+def worst(seeds=range(16)):
+    return max(distance(seed) for seed in seeds)
+
+
+def test_it_catches_a_stop_that_looks_at_the_drawn_token(monkeypatch):
+    """The negative control of the confidence stop: dropping a token after drawing it biases the text."""
+
+    def grow(self, chain, hidden, logits):
+        chain.hidden.append(hidden)
+        law = distribution(logits, chain.text.sampling.for_drafts, chain.text.prefix(chain.comb.tokens))
+        token = chain.text.chance.pick(law)
+        stop = self.stops[chain.text]
+        if stop.is_on and stop.before(law.probability(token)):
+            return False
+        chain.comb.add(token, [], [law])
+        return True
+
+    monkeypatch.setattr(early_exit.EarlyExit, "_grow", grow)
+    assert worst() > 1e-3
+
+
+def test_it_catches_processors_that_see_the_wrong_prefix(monkeypatch):
+    """The negative control of LayerSkip's bug: processors applied once per block, with one prefix for all rows."""
+    monkeypatch.setattr(Text, "prefix", lambda self, draft: Prefix(list(self.tokens), 1))
+    assert worst() > 1e-3
+
+
+def test_processors_see_exactly_the_calls_of_plain_decoding():
+    """Guards stateful processors: neither the draft nor a rejected row may call them."""
+
+    def calls(drafter, options):
+        seen = []
+
+        def record(prefix, logits):
+            seen.append(tuple(prefix))
+            return logits
+
+        runtime = MarkovRuntime(4, 3)
+        text = Text(0, 0, [0], 30, Sampling(processors=(record,)), None, lambda _: False)
+        text.chance = type("Certain", (), {"pick": lambda self, law: law.token})()
+        made = drafters.create(drafter, runtime.config, options)
+        for _ in decode(Context(runtime, runtime.new_cache(1, 30)), [text], made):
+            pass
+        return seen
+
+    plain = calls("plain", {})
+    assert len(plain) == 29
+    for drafter, options in (("early_exit", {"exit_layer": 2, "gamma": 3}), ("ngram", {"min_ngram": 1})):
+        assert calls(drafter, options) == plain
