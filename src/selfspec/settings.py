@@ -25,24 +25,29 @@ Array: TypeAlias = Any
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Processor: TypeAlias = "Callable[[Sequence[int], Array], Array]"
 
-_PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((numbers.Integral,), "an integer"),
-    "float": ((numbers.Real,), "a number"),
-    "bool": ((bool,), "true or false"),
+_PLAIN_TYPES: dict[str, tuple[type, Callable[[Any], Any], str]] = {
+    "int": (numbers.Integral, int, "an integer"),
+    "float": (numbers.Real, float, "a number"),
+    "bool": (bool, bool, "true or false"),
 }
 
 
 def require_types(options: Any) -> None:
-    """Raise OptionError where a field annotated int, float or bool (or None) holds something else."""
+    """Raise OptionError where a field annotated int, float or bool (or None) holds something else.
+
+    Numbers of other kinds (NumPy's) become Python's own: options are reported, and a report must be JSON.
+    """
     for f in fields(options):
         annotation = f.type.__name__ if isinstance(f.type, type) else str(f.type)
         plain, _, optional = annotation.partition(" | ")
         value = getattr(options, f.name)
         if plain not in _PLAIN_TYPES or (optional == "None" and value is None):
             continue
-        types, wanted = _PLAIN_TYPES[plain]
-        if not isinstance(value, types) or (isinstance(value, bool) and plain != "bool"):
+        kind, own, wanted = _PLAIN_TYPES[plain]
+        if not isinstance(value, kind) or (isinstance(value, bool) and plain != "bool"):
             raise OptionError(f"{f.name} is {value!r}; it must be {wanted}")
+        if type(value) not in (int, float, bool):
+            object.__setattr__(options, f.name, own(value))
 
 
 @dataclass(frozen=True, eq=False)

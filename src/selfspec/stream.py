@@ -110,6 +110,10 @@ class Stream:
             for round_ in decode(Context(engine.runtime, cache), [text], self._drafter, origin=started):
                 stats.add(round_)
                 yield from final.chunks(round_.commits[0].accepted, text.finish_reason is not None)
+        except Exception:
+            # plain decoding would have shown what was accepted before the error: all of it drafts
+            yield from final.chunks(limit, False)
+            raise
         finally:
             memory.tokens = text.tokens[: text.cached]
             self.is_ended, self._memory = True, Memory()  # a conversation keeps its own

@@ -8,7 +8,7 @@ the logits come back as NumPy arrays (a view, no copy), whose sorts and sums are
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +48,15 @@ class TorchCache(Cache):
 
 
 def _lengthened(old: Tensor, length: int) -> Tensor:
-    new = old.new_zeros(old.shape[0], length, *old.shape[2:])
+    new = _writable(old, (old.shape[0], length, *old.shape[2:]))
     new[:, : old.shape[1]] = old
     return new
+
+
+def _writable(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Zeros that may be written later, outside the `torch.inference_mode` that the caller may be in, too."""
+    with torch.inference_mode(False):
+        return like.new_zeros(*shape)
 
 
 class _Layer:
@@ -208,18 +214,19 @@ class TorchRuntime(Runtime):
         """Share the parameter tensors of a transformers model with an LM head.
 
         Its texts end at the end-of-text ids of its generation config, else of its config, else at those given.
-        Raises UnsupportedModelError for another kind of object.
+        Raises UnsupportedModelError for another kind of object, or an end-of-text id that is no token of it.
         """
         from selfspec.model.families import config_from_hf, weight_shapes
 
         if not hasattr(getattr(model, "config", None), "to_dict") or isinstance(model, type):
             raise UnsupportedModelError(f"{type(model).__name__} is no transformers model with an LM head")
         config = config_from_hf(model.config.to_dict(), f"the config of {type(model).__name__}")
-        own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-        ends = (
-            ((own,) if isinstance(own, int) else tuple(own or ())) or config.eos_token_ids or tuple(eos_token_ids)
-        )
+        ends = _ends(model, config, eos_token_ids)
         weights = model.state_dict()
+        if config.tied_head and "lm_head.weight" in weights:
+            # what the config says may have been undone since, by loading or by hand: the tensors decide
+            shared = weights["lm_head.weight"].data_ptr() == weights["model.embed_tokens.weight"].data_ptr()
+            config = replace(config, tied_head=shared)
         for name, shape in weight_shapes(config).items():
             if name not in weights or tuple(weights[name].shape) != shape or weights[name].is_meta:
                 raise UnsupportedModelError(f"{type(model).__name__} has no {name} of shape {shape} in memory")
@@ -227,7 +234,7 @@ class TorchRuntime(Runtime):
 
     def embed(self, tokens: Sequence[int]) -> Array:
         """Hidden states [R, d] that enter layer 0."""
-        with torch.no_grad():
+        with _as_stored(self._embedding.device):
             return F.embedding(torch.tensor(tokens, device=self._embedding.device), self._embedding)
 
     def new_cache(self, slots: int, length: int) -> TorchCache:
@@ -236,7 +243,7 @@ class TorchRuntime(Runtime):
         layers = range(self.config.num_layers)
         size = slots * length * self.config.kv_values_per_token * self.value_bytes
         with _memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; ask for fewer tokens"):
-            return TorchCache(*([self._embedding.new_zeros(shape) for _ in layers] for _ in ("keys", "values")))
+            return TorchCache(*([_writable(self._embedding, shape) for _ in layers] for _ in ("keys", "values")))
 
     def keep(self, cache: Cache, rows: Rows) -> None:
         """See `Runtime.keep`: the cells of all ``rows`` are read before any is written."""
@@ -259,7 +266,7 @@ class TorchRuntime(Runtime):
         assert plan.num_layers == self.config.num_layers
         assert hidden.shape[0] == len(rows)
         tapped: dict[SubLayer, Array] = {}
-        with torch.no_grad():
+        with _as_stored(self._embedding.device):
             placement = _Placement(rows, cache, self._frequencies, hidden.dtype)
             for step in plan.steps:
                 layer = self._layers[step.layer]
@@ -274,7 +281,7 @@ class TorchRuntime(Runtime):
 
     def logits(self, hidden: Array) -> Array:
         """Logits [R, V] in float32 or float64: a NumPy array where the weights are on a CPU."""
-        with torch.no_grad():
+        with _as_stored(self._embedding.device):
             out = linear(self._normed(hidden, self._norm), self._head)
             if out.dtype in (torch.float16, torch.bfloat16):
                 out = out.float()
@@ -302,6 +309,26 @@ class TorchRuntime(Runtime):
     def _mlp(self, layer: _Layer, hidden: Tensor) -> Tensor:
         x = self._normed(hidden, layer.mlp_norm)
         return linear(F.silu(linear(x, *layer.gate)) * linear(x, *layer.up), *layer.down)
+
+
+def _ends(model: Any, config: ModelConfig, others: Sequence[int]) -> tuple[int, ...]:
+    """The end-of-text ids of a transformers model: of its generation config, else its config, else ``others``."""
+    own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = ((own,) if isinstance(own, int) else tuple(own or ())) or config.eos_token_ids or tuple(others)
+    if wrong := [token for token in ids if not 0 <= token < config.vocab_size]:
+        raise UnsupportedModelError(
+            f"eos_token_id is {wrong[0]}; this model's tokens are 0 to {config.vocab_size - 1}: "
+            "correct its generation_config, or give the tokenizer it was trained with"
+        )
+    return ids
+
+
+@contextmanager
+def _as_stored(device: torch.device) -> Iterator[None]:
+    """No gradients, and all products in the precision of the weights, whatever the caller has switched on."""
+    is_cast = torch.is_autocast_enabled(device.type)
+    with torch.no_grad(), torch.autocast(device.type, enabled=False) if is_cast else nullcontext():
+        yield
 
 
 @contextmanager
