@@ -25,7 +25,7 @@ LAYERS = [
     ["decode", "reference", "control"],
     ["request"],
     ["engine", "stream"],
-    ["cli"],
+    ["cli", "__main__"],
 ]
 ENTRANCE = {""}  # the package itself re-exports lazily
 

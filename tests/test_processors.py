@@ -160,6 +160,23 @@ def test_a_users_nan_is_not_blamed_on_the_weights():
         distribution(np.array([np.nan, 1.0]), sampling, Prefix([1], 1))
 
 
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda logits: None, "NoneType"),
+        (lambda logits: logits.tolist(), "list"),
+        (lambda logits: logits[:7], r"shape \(7,\)"),
+        (lambda logits: logits[None], r"shape \(1, 61\)"),
+        (torch.as_tensor, "Tensor"),
+    ],
+)
+def test_a_processor_that_returns_something_else_is_one_clear_error(made, words):
+    """Guards a forgotten `return`, and fewer logits, which were taken for a smaller vocabulary."""
+    sampling = Sampling(processors=[lambda tokens, logits: made(logits)])
+    with pytest.raises(OptionError, match=f"<lambda> returned .*{words}.* ndarray of shape"):
+        process(np.zeros(61), sampling, Prefix([1], 1))
+
+
 def test_settings_are_hashable_and_do_not_follow_their_sources():
     """Guards against a request that changes while it runs."""
     bias, words = {5: 1.0, 2: -1}, [[1, 2]]

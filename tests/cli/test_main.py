@@ -137,3 +137,10 @@ def test_the_console_script_is_the_group():
     """Guards pyproject's entry point."""
     assert callable(main.run)
     assert isinstance(cli, click.Group)
+
+
+def test_python_m_runs_the_command_line():
+    """Guards installations whose scripts are not on the path."""
+    command = [sys.executable, "-m", "selfspec", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == f"selfspec {__version__}\n"
