@@ -24,7 +24,7 @@ LAYERS = [
     ["drafters"],
     ["decode", "reference", "control"],
     ["request"],
-    ["engine", "stream"],
+    ["engine", "stream", "batch", "generation"],
     ["cli"],
 ]
 ENTRANCE = {""}  # the package itself re-exports lazily

@@ -131,7 +131,7 @@ def test_spans_and_chunks_equal_one_pass(chunk):
     assert np.abs(np.concatenate(got) - want).max() < 1e-12
 
 
-@pytest.mark.parametrize("slots", [[0, 1, 2], [2, 0, 1], [4, 1, 3]])
+@pytest.mark.parametrize("slots", [[0, 1, 2], [2, 0, 1], [4, 1, 3], [4, 2, 3]])
 def test_a_ragged_batch_equals_its_sequences(slots):
     """Guards the flat rows: sequences of different length in any slots do not see each other."""
     runtime = tiny_runtime()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import Field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from selfspec.drafters.base import Drafter, DraftOptions
 
+Command = TypeVar("Command", bound="Callable[..., Any]")
 _KINDS: dict[str, type] = {"int": int, "float": float}
 
 _REQUEST_HELP = {
@@ -188,6 +189,24 @@ def _flag(field: Field[Any], text: str, section: str, multiple: bool = False) ->
     switch = f"{name}/--no-{name.removeprefix('--')}"
     text += _default("on" if field.default else "off")
     return Flag(switch, field.name, is_flag=True, default=None, section=section, help=text)
+
+
+def wrapping(function: Command) -> Command:
+    """The flags that say how a prompt is wrapped; `unwrapped` reads them."""
+    function = click.option("--no-chat", is_flag=True, help="Take a prompt as it is, without the chat template.")(
+        function
+    )
+    return click.option("--system", metavar="TEXT", help="System message of the chat template.")(function)
+
+
+def unwrapped(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, with those of `wrapping` as the fields of a request that they are."""
+    found = {name: value for name, value in options.items() if name not in {"system", "no_chat"}}
+    if options["system"] is not None:
+        found["system"] = options["system"]
+    if options["no_chat"]:
+        found["chat"] = False
+    return found
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:

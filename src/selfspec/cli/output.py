@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 
 def emit_json(document: object) -> None:
-    """One line of JSON on stdout; what is not finite becomes null, which every parser reads."""
-    click.echo(json.dumps(_finite(document), allow_nan=False))
+    """One line of JSON on stdout."""
+    click.echo(json_line(document))
+
+
+def json_line(document: object) -> str:
+    """A document on one line; what is not finite becomes null, which every parser reads."""
+    return json.dumps(_finite(document), allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig, Rope
 
 
+_FEWER = "ask for fewer tokens, or fewer texts at once"
+
+
 class TorchCache(Cache):
     """Keys and values per layer: [slots, length, KV heads, head width]. Zeroed, so unused cells stay finite."""
 
@@ -44,7 +47,8 @@ class TorchCache(Cache):
 
     def longer(self, length: int) -> TorchCache:
         """A longer copy."""
-        return TorchCache(*([_lengthened(t, length) for t in part] for part in (self.keys, self.values)))
+        with _memory_for(f"a KV cache of {self.slots} x {length} tokens beside the one it replaces; {_FEWER}"):
+            return TorchCache(*([_lengthened(t, length) for t in part] for part in (self.keys, self.values)))
 
 
 def _lengthened(old: Tensor, length: int) -> Tensor:
@@ -81,6 +85,7 @@ class _Placement:
         angles = positions.float()[:, None] * inverse_frequencies
         angles = torch.cat((angles, angles), dim=-1)[:, None, :]
         self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)  # [R, 1, head width]
+        self.distinct: slice | Tensor
         slots, segment = np.unique(rows.slots, return_inverse=True)
         self.single = int(slots[0]) if len(slots) == 1 else None
         self.mask: Tensor | None = None
@@ -100,15 +105,17 @@ class _Placement:
     def _pad(self, slots: np.ndarray[Any, Any], segment: np.ndarray[Any, Any], sees: Tensor) -> None:
         """Give every slot the same number of rows: row r becomes [segment, offset] of [slots, widest]."""
         device = sees.device
-        counts = np.zeros(len(slots), dtype=np.int64)
+        counts = np.bincount(segment)
+        order = np.argsort(segment, kind="stable")
         offset = np.empty_like(segment)
-        for r, s in enumerate(segment):
-            offset[r] = counts[s]
-            counts[s] += 1
+        offset[order] = np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)
         self.segment = torch.from_numpy(segment).to(device)
         self.offset = torch.from_numpy(offset).to(device)
         self.shape = (len(slots), int(counts.max()))
-        self.distinct = torch.from_numpy(slots).to(device)
+        first, last = int(slots[0]), int(slots[-1])
+        # neighbouring slots are a view of the cache, others are copied
+        is_run = last - first == len(slots) - 1
+        self.distinct = slice(first, last + 1) if is_run else torch.from_numpy(slots).to(device)
         padded = torch.zeros(*self.shape, self.visible, dtype=torch.bool, device=device)
         padded[..., 0] = True  # padding sees cell 0, and is dropped
         padded[self.segment, self.offset] = sees
@@ -235,7 +242,7 @@ class TorchRuntime(Runtime):
         shape = (slots, length, self.config.num_kv_heads, self.config.head_dim)
         layers = range(self.config.num_layers)
         size = slots * length * self.config.kv_values_per_token * self.value_bytes
-        with _memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; ask for fewer tokens"):
+        with _memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; {_FEWER}"):
             return TorchCache(*([self._embedding.new_zeros(shape) for _ in layers] for _ in ("keys", "values")))
 
     def keep(self, cache: Cache, rows: Rows) -> None:
@@ -259,7 +266,7 @@ class TorchRuntime(Runtime):
         assert plan.num_layers == self.config.num_layers
         assert hidden.shape[0] == len(rows)
         tapped: dict[SubLayer, Array] = {}
-        with torch.no_grad():
+        with torch.no_grad(), _memory_for(f"a pass of {len(rows)} rows; {_FEWER}"):
             placement = _Placement(rows, cache, self._frequencies, hidden.dtype)
             for step in plan.steps:
                 layer = self._layers[step.layer]
@@ -274,7 +281,7 @@ class TorchRuntime(Runtime):
 
     def logits(self, hidden: Array) -> Array:
         """Logits [R, V] in float32 or float64: a NumPy array where the weights are on a CPU."""
-        with torch.no_grad():
+        with torch.no_grad(), _memory_for(f"the logits of {hidden.shape[0]} rows; {_FEWER}"):
             out = linear(self._normed(hidden, self._norm), self._head)
             if out.dtype in (torch.float16, torch.bfloat16):
                 out = out.float()
