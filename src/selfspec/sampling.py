@@ -150,7 +150,8 @@ class Chance:
 
     def __init__(self, seed: int, stream: int = 0) -> None:
         self._random = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream,))))
-        self._key = np.random.SeedSequence(seed, spawn_key=(stream, 0)).generate_state(2, np.uint64)
+        self._noise = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream, 0)))
+        self._noise_at: Any = self._noise.state
 
     def accept(self, probability: float) -> bool:
         """True with the given probability."""
@@ -177,8 +178,10 @@ class Chance:
             return law
         probs = _on_host(law.probs)
         kept = np.flatnonzero(probs)
-        # the position is the counter's second word: the first one counts the blocks of one position
-        numbers = np.random.Philox(key=self._key, counter=[0, position, 0, 0]).random_raw(len(probs))[kept]
+        # the counter's first word counts on from 0 for the tokens of a position, which is the second word
+        self._noise_at["state"]["counter"][1] = position
+        self._noise.state = self._noise_at
+        numbers = self._noise.random_raw(len(probs))[kept]
         uniform = ((numbers >> np.uint64(12)) + 0.5) * 2.0**-52  # exact, and neither 0 nor 1
         # with G = -log(-log(uniform)), log p + G is largest where p / -log(uniform) is
         return OneHot(int(kept[np.argmax(probs[kept] / -np.log(uniform))]))
