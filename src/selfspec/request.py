@@ -40,7 +40,7 @@ class Request:
     top_k: int = Sampling.top_k
     top_p: float = Sampling.top_p
     seed: int | None = None
-    coupled: bool = False
+    coupled: bool = Sampling.coupled
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     processors: Sequence[Processor] = Sampling.processors
