@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from selfspec.rounds import Commit, Round
-from selfspec.sampling import distribution
 from selfspec.types import Array, Distribution, Draft, Verdict
 from selfspec.verify import verify_chain, verify_tree
 
@@ -157,10 +156,10 @@ def _errors_of(texts: Sequence[Text]) -> Iterator[None]:
 
 
 def _first_token(context: Context, text: Text) -> Commit:
-    law = distribution(context.prefill(text), text.sampling, text.prefix(()))
-    return context.commit(text, Draft(), Verdict(0, text.chance.pick(law)))
+    token = text.chance.pick(text.law(context.prefill(text)))
+    return context.commit(text, Draft(), Verdict(0, token))
 
 
 def _target(text: Text, draft: Draft, rows: Array) -> Callable[[int], Distribution]:
     """The target's distribution of what follows a row of the draft; computed when asked for."""
-    return lambda row: distribution(rows[row], text.sampling, text.prefix(draft.before(row)))
+    return lambda row: text.law(rows[row], draft.before(row))
