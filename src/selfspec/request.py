@@ -62,6 +62,8 @@ class Request:
 
     def __post_init__(self) -> None:
         require_types(self)
+        if not isinstance(self.system, str | None):
+            raise OptionError(f"system is {self.system!r}; it must be a text")
         if self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
         if self.min_tokens > self.max_new_tokens:
