@@ -225,7 +225,7 @@ def test_chi_square_catches_a_biased_verifier(monkeypatch):
     """The negative control: a verifier that takes the bonus from p instead of the residual must be seen."""
     from test_verify import bonus_without_residual
 
-    monkeypatch.setattr("selfspec.decode.verify_chain", bonus_without_residual)
+    monkeypatch.setattr("selfspec.decode.verify_block", bonus_without_residual)
     runtime, sampling = MarkovRuntime(), Sampling(1.0)
     counts = transitions(runtime, sampling, "early_exit", {"exit_layer": 2, "gamma": 3}, texts=100)
     assert chi_square(counts, runtime.transition(sampling)) > critical(counts, runtime.transition(sampling))
