@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from selfspec.rounds import Commit, Round
 from selfspec.types import Array, Distribution, Draft, Verdict
-from selfspec.verify import verify_chain, verify_tree
+from selfspec.verify import verify_block, verify_chain, verify_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -102,7 +102,7 @@ class Loop:
         costs = (drafted - before, context.row_layers - drafted)
         for (text, draft), rows in zip(drafts.items(), scored, strict=True):
             with _errors_of([text]):
-                verify = verify_chain if draft.parents is None else verify_tree
+                verify = _rule(text, draft)
                 verdict = verify(draft, _target(text, draft, rows), text.chance, text.ends)
                 draft_cost, verify_cost = (float(cost[text.slot]) for cost in costs)
                 commit = context.commit(text, draft, verdict)
@@ -158,6 +158,13 @@ def _errors_of(texts: Sequence[Text]) -> Iterator[None]:
 def _first_token(context: Context, text: Text) -> Commit:
     token = text.chance.pick(text.law(context.prefill(text)))
     return context.commit(text, Draft(), Verdict(0, token))
+
+
+def _rule(text: Text, draft: Draft) -> Callable[..., Verdict]:
+    """The rule that accepts most; chains are judged as a block unless a user's callable would see it."""
+    if draft.parents is not None:
+        return verify_tree
+    return verify_chain if text.sampling.processors else verify_block
 
 
 def _target(text: Text, draft: Draft, rows: Array) -> Callable[[int], Distribution]:
