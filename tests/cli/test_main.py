@@ -64,7 +64,7 @@ def test_help_of_a_model_verb_needs_no_torch():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["frobnicate"], "no verb 'frobnicate'; it must be one of generate, chat,"),
+        (["frobnicate"], "no verb 'frobnicate'; it must be one of generate, batch,"),
         (["--frobnicate"], "No such option '--frobnicate'; see selfspec --help"),
         (["generate", "--frobnicate"], "see selfspec generate --help"),
         (["generate", "hello", "--gamma", "x"], "'x' is not a valid integer"),
