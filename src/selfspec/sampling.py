@@ -143,8 +143,9 @@ def top_probability(logits: Array) -> float:
 class Chance:
     """The randomness of one sequence: a stream of uniform numbers that are never used twice, and fixed noise.
 
-    ``seed`` and ``stream`` select both; equal pairs give equal ones. Decisions that are certain consume
-    nothing, so greedy decoding draws no numbers at all. The noise, which only coupled sampling looks at, is a
+    ``seed`` and ``stream`` select both; equal pairs give equal ones. The one token of a `OneHot` costs no
+    number, so greedy decoding draws none at all; every test costs one, whatever its probability, since a ratio
+    of 1 may be a rounding below it in another batch, and must not shift the stream. The noise, which only coupled sampling looks at, is a
     function of position and token: it may be looked at as often as anyone likes.
     """
 
@@ -155,9 +156,7 @@ class Chance:
 
     def accept(self, probability: float) -> bool:
         """True with the given probability."""
-        if probability >= 1.0:
-            return True
-        return probability > 0.0 and bool(self._random.random() < probability)
+        return bool(self._random.random() < probability)
 
     def pick(self, law: Distribution) -> int:
         """A token from ``law``."""
