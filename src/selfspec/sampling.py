@@ -171,7 +171,7 @@ class Chance:
 
         The uniform numbers behind G are those of Philox (Salmon et al., SC'11) at a counter that is the
         position, one for each token of the vocabulary: they depend on no other call, on no cut and on no
-        array library. They have 52 bits, so a token whose probability is below 2^-52 is never drawn.
+        array library. They have 52 bits; a token far less likely than 2^-52 is never drawn.
         """
         if isinstance(law, OneHot):
             return law
