@@ -145,8 +145,9 @@ class Chance:
 
     ``seed`` and ``stream`` select both; equal pairs give equal ones. The one token of a `OneHot` costs no
     number, so greedy decoding draws none at all; every test costs one, whatever its probability, since a ratio
-    of 1 may be a rounding below it in another batch, and must not shift the stream. The noise, which only coupled sampling looks at, is a
-    function of position and token: it may be looked at as often as anyone likes.
+    of 1 may be a rounding below it in another batch, and must not shift the stream. The noise, which only
+    coupled sampling looks at, is a function of position and token: it may be looked at as often as anyone
+    likes.
     """
 
     def __init__(self, seed: int, stream: int = 0) -> None:
