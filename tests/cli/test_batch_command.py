@@ -159,11 +159,21 @@ def test_blank_lines_and_a_byte_order_mark_are_no_lines(batch, call, tiny, tmp_p
 
 
 @pytest.fixture
-def cut(batch, tmp_path, monkeypatch):
-    """A whole run, killed at its last moment: its journal, and what OUT must become."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "finish", lambda self, numbers: (_ for _ in ()).throw(KeyboardInterrupt))
-        batch(LINES, code=130)
+def killed(batch, monkeypatch):
+    """Run `batch` up to its last moment."""
+
+    def run():
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "finish", lambda self, numbers: (_ for _ in ()).throw(KeyboardInterrupt))
+            batch(LINES, code=130)
+
+    return run
+
+
+@pytest.fixture
+def cut(batch, killed, tmp_path):
+    """A run that was killed at its last moment: its journal, and what OUT must become."""
+    killed()
     partial = tmp_path / "out.jsonl.partial"
     assert not (tmp_path / "out.jsonl").exists()
     journal = partial.read_bytes()
@@ -196,6 +206,19 @@ def test_a_run_resumes_wherever_it_was_cut(batch, cut, monkeypatch, tmp_path):
         assert json.loads(result.stdout)["resumed"] == done
         assert json.loads(result.stdout)["failed"] == 1
         (tmp_path / "out.jsonl").unlink()
+
+
+def test_a_cut_line_is_gone_when_a_run_is_killed_again(batch, cut, killed):
+    """Guards the repair: what is written after a cut line must not join it."""
+    partial, journal, want = cut
+    first = journal.index(b"\n") + 1
+    for cut_at in (first - 1, first + 9):
+        partial.write_bytes(journal[:cut_at])
+        killed()
+        result, found, _ = batch(LINES, code=1)
+        assert "6 of 6 lines were done before" in result.stderr
+        assert found == want
+        partial.with_name("out.jsonl").unlink()
 
 
 def test_another_run_is_not_mixed_in(batch, cut, tmp_path, refused, tiny):
