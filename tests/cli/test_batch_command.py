@@ -282,7 +282,7 @@ def test_what_cannot_be_written_or_read_is_refused_before_anything_runs(refused,
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_killed_process_resumes(spawn, batch, tiny, tmp_path, how):
     """Guards the real thing: Ctrl-C exits with 130, and after either signal the rest is done, once."""
-    lines = [{"prompt": "a", "max_new_tokens": 2}, *[{"prompt": "b", "max_new_tokens": 300}] * 3]
+    lines = [{"prompt": "a", "max_new_tokens": 2}, *[{"prompt": "b", "max_new_tokens": 500}] * 3]
     source, out = written(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     partial = tmp_path / "out.jsonl.partial"
     process = spawn("batch", source, out, "--model", tiny, *FLAGS)
@@ -292,6 +292,7 @@ def test_a_killed_process_resumes(spawn, batch, tiny, tmp_path, how):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(how)
+    assert partial.read_bytes().count(b"\n") == 2  # a result is on disk long before the next one
     error = process.communicate(timeout=60)[1].decode()
     if how == signal.SIGINT:
         assert process.returncode == 130
@@ -299,7 +300,7 @@ def test_a_killed_process_resumes(spawn, batch, tiny, tmp_path, how):
     result, found, files = batch(lines)
     assert files == ["in.jsonl", "out.jsonl"]
     assert "lines were done before" in result.stderr
-    assert [len(line["token_ids"]) for line in found] == [2, 300, 300, 300]
+    assert [len(line["token_ids"]) for line in found] == [2, 500, 500, 500]
 
 
 def test_two_runs_do_not_write_one_file(batch, refused, tiny, tmp_path):
