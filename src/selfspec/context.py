@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from selfspec.rounds import Commit
+from selfspec.sampling import distribution
 from selfspec.types import (
     Array,
+    Distribution,
     Draft,
     FinishReason,
     Integers,
@@ -73,6 +75,25 @@ class Text:
     def prefix(self, draft: Sequence[int]) -> Prefix:
         """The tokens before the one that follows ``draft``; read it before the text moves on."""
         return Prefix(self.tokens, self.prompt_length, draft)
+
+    def law(self, logits: Array, draft: Sequence[int] = ()) -> Distribution:
+        """The target's distribution of the token that follows ``draft``, from its ``logits`` [V].
+
+        Coupled sampling realises it: what is left is the one token that this text has at that place.
+        Raises as `selfspec.sampling.distribution`.
+        """
+        return self._law(logits, draft, self.sampling)
+
+    def draft_law(self, logits: Array, draft: Sequence[int] = ()) -> Distribution:
+        """What a drafter makes of its own ``logits`` [V]: the same, without the user's callables.
+
+        Realised with the target's noise where sampling is coupled, so that draft and target often agree.
+        """
+        return self._law(logits, draft, self.sampling.for_drafts)
+
+    def _law(self, logits: Array, draft: Sequence[int], sampling: Sampling) -> Distribution:
+        law = distribution(logits, sampling, prefix := self.prefix(draft))
+        return self.chance.realise(law, len(prefix)) if sampling.coupled else law
 
     def extend(self, accepted: Sequence[int], bonus: int | None) -> tuple[int, ...]:
         """Append draft tokens, for which ``ends`` has been asked, and the bonus token; returns them all.

@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from selfspec.rounds import Commit, Round
-from selfspec.sampling import distribution
 from selfspec.types import Array, Distribution, Draft
 from selfspec.verify import verify_chain, verify_tree
 
@@ -51,8 +50,7 @@ def decode(
 
 
 def _first_token(context: Context, text: Text) -> Commit:
-    law = distribution(context.prefill(text), text.sampling, text.prefix(()))
-    tokens = text.extend((), text.chance.pick(law))
+    tokens = text.extend((), text.chance.pick(text.law(context.prefill(text))))
     text.cached = len(text.tokens) - 1
     return Commit(text.index, tokens, (), 0, text.finish_reason)
 
@@ -80,7 +78,7 @@ def _turn(
 
 def _target(text: Text, draft: Draft, rows: Array) -> Callable[[int], Distribution]:
     """The target's distribution of what follows a row of the draft; computed when asked for."""
-    return lambda row: distribution(rows[row], text.sampling, text.prefix(draft.before(row)))
+    return lambda row: text.law(rows[row], draft.before(row))
 
 
 def _round(

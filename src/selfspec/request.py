@@ -23,6 +23,7 @@ class Request:
     """What may be asked of one generation; the command line takes its defaults from here.
 
     ``chat`` None wraps a text prompt in the model's chat template if it has one. ``seed`` None draws one.
+    ``coupled`` makes a sampled text the same, token for token, with and without a draft (see `Sampling`).
     ``ignore_eos`` goes on past end-of-text tokens. ``draft`` None uses the drafter that the engine was loaded
     with.
 
@@ -39,6 +40,7 @@ class Request:
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
+    coupled: bool = False
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     processors: Sequence[Processor] = ()
@@ -196,12 +198,12 @@ def draft_buffers(config: ModelConfig, drafter: Drafter, sampling: Sampling, hid
     """Bytes that a draft holds beyond plain decoding, each part with its formula.
 
     Kept hidden states: γ·d (early exit only). Draft distributions: V in float64 per token of the draft
-    (sampled drafts only). Target logits of the draft's rows: V in float32 or float64 per token. A chain has γ
+    (sampled drafts that are not coupled). Target logits of the draft's rows: V in float32 or float64 per token. A chain has γ
     tokens, a comb γ·(1 + siblings).
     """
     most = drafter.options.most_tokens
     gamma, plan = drafter.options.gamma, drafter.plan
-    sampled = plan is not None and not sampling.is_greedy
+    sampled = plan is not None and not (sampling.is_greedy or sampling.coupled)
     logits_bytes = max(4, hidden_bytes)
     tokens = "gamma" if most == gamma else "gamma * (1 + siblings)"
     return {

@@ -8,8 +8,10 @@ top-k, top-p, min-p, typical-p. Every cut sorts only what it may keep, and what 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from array_api_compat import to_device
 
 from selfspec.errors import ConstraintError, ModelError, OptionError, SelfspecError
 from selfspec.processors import active, process
@@ -139,14 +141,16 @@ def top_probability(logits: Array) -> float:
 
 
 class Chance:
-    """The randomness of one sequence: a stream of uniform numbers that are never used twice.
+    """The randomness of one sequence: a stream of uniform numbers that are never used twice, and fixed noise.
 
-    ``seed`` and ``stream`` select it; equal pairs give equal streams. Decisions that are certain consume
-    nothing, so greedy decoding draws no numbers at all.
+    ``seed`` and ``stream`` select both; equal pairs give equal ones. Decisions that are certain consume
+    nothing, so greedy decoding draws no numbers at all. The noise, which only coupled sampling looks at, is a
+    function of position and token: it may be looked at as often as anyone likes.
     """
 
     def __init__(self, seed: int, stream: int = 0) -> None:
         self._random = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream,))))
+        self._key = np.random.SeedSequence(seed, spawn_key=(stream, 0)).generate_state(2, np.uint64)
 
     def accept(self, probability: float) -> bool:
         """True with the given probability."""
@@ -157,3 +161,29 @@ class Chance:
     def pick(self, law: Distribution) -> int:
         """A token from ``law``."""
         return law.token if isinstance(law, OneHot) else law.pick(self._random.random())
+
+    def realise(self, law: Distribution, position: int) -> OneHot:
+        """The token of ``law`` that this sequence has at ``position``, prompt tokens counted from 0.
+
+        It is the arg-max of log p(token) + G(position, token) with independent Gumbel noise G, which has the
+        law p (Gumbel 1954). Laws that are nearly equal have the same token most of the time, so a draft that
+        is realised with the target's noise agrees with it often (Daliri et al., arXiv 2408.07978).
+
+        The uniform numbers behind G are those of Philox (Salmon et al., SC'11) at a counter that is the
+        position, one for each token of the vocabulary: they depend on no other call, on no cut and on no
+        array library. They have 52 bits, so a token whose probability is below 2^-52 is never drawn.
+        """
+        if isinstance(law, OneHot):
+            return law
+        probs = _on_host(law.probs)
+        kept = np.flatnonzero(probs)
+        # the position is the counter's second word: the first one counts the blocks of one position
+        numbers = np.random.Philox(key=self._key, counter=[0, position, 0, 0]).random_raw(len(probs))[kept]
+        uniform = ((numbers >> np.uint64(12)) + 0.5) * 2.0**-52  # exact, and neither 0 nor 1
+        # with G = -log(-log(uniform)), log p + G is largest where p / -log(uniform) is
+        return OneHot(int(kept[np.argmax(probs[kept] / -np.log(uniform))]))
+
+
+def _on_host(probs: Array) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The same numbers in NumPy: every backend must choose the same token, and one row is small."""
+    return probs if isinstance(probs, np.ndarray) else np.asarray(to_device(probs, "cpu"))

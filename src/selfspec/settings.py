@@ -106,6 +106,9 @@ class Sampling:
     decoding would make. ``temperature`` 0 takes the largest logit of what is left; otherwise follow
     ``temperature``, ``top_k`` (0 is off), ``top_p``, ``min_p`` and ``typical_p``.
 
+    ``coupled`` draws with noise that is fixed by seed, position and token (`selfspec.sampling.Chance.realise`):
+    the text is then the same, token for token, whatever drafts it. It changes nothing in greedy decoding.
+
     ``eos_token_ids`` are the model's: ``min_length`` and ``min_tokens`` keep them out, ``bad_words`` cannot.
     Mappings may also be given as pairs; what is stored is tuples, so a `Sampling` is hashable.
     """
@@ -128,6 +131,7 @@ class Sampling:
     suppress_tokens: Sequence[int] = ()
     begin_suppress_tokens: Sequence[int] = ()
     eos_token_ids: Sequence[int] = ()
+    coupled: bool = False
 
     def __post_init__(self) -> None:
         require_types(self)

@@ -28,6 +28,7 @@ _REQUEST_HELP = {
     "min_p": "Sample from tokens with at least this share of the likeliest one's probability; 0 is off.",
     "typical_p": "Sample from the most typical tokens that hold this share of the probability; 1 is off.",
     "seed": "Repeat a sampled text exactly.",
+    "coupled": "Sample the same text, token for token, whoever drafts; with --seed, over all runs.",
     "stop": "End before this text; may be given several times.",
     "ignore_eos": "Go on past end-of-text tokens.",
     "repetition_penalty": "Make tokens of prompt and answer less likely (above 1) or likelier; 1 is off.",
