@@ -71,7 +71,9 @@ def load(
         raise OptionError("tokenizer is only for a model object; a checkpoint brings its own")
     checkpoint = find_checkpoint(model, notify=notify)
     runtime = runtime_class.load(checkpoint.config, checkpoint.weight_files, dtype, device)
-    return Engine(runtime, checkpoint.tokenizer, checkpoint.name, **options)
+    engine = Engine(runtime, checkpoint.tokenizer, checkpoint.name, **options)
+    engine.fingerprint = checkpoint.fingerprint
+    return engine
 
 
 def _torch_runtime() -> Any:
@@ -94,6 +96,7 @@ class Engine:
         self.config = runtime.config
         self.tokenizer = tokenizer
         self.name = name
+        self.fingerprint: str | None = None  # of the checkpoint; a model object has none
         self._defaults: dict[str, Any] = {"draft": DEFAULT_DRAFT}
         self._kinds: dict[str, type[Drafter]] = {}  # finding one reads the metadata of all packages
         self._defaults |= options
@@ -161,6 +164,12 @@ class Engine:
         if draft not in self._kinds:
             self._kinds[draft] = drafters.drafter_class(draft)
         return self._kinds[draft]
+
+    def encode(
+        self, prompt: str | Sequence[int] | None = None, *, messages: Sequence[Message] | None = None
+    ) -> list[int]:
+        """The token ids of a prompt as `generate` makes them, chat template included."""
+        return self._encode(prompt, messages, Request())
 
     def _encode(
         self, prompt: str | Sequence[int] | None, messages: Sequence[Message] | None, request: Request

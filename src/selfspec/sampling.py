@@ -15,7 +15,7 @@ from array_api_compat import to_device
 
 from selfspec.errors import ConstraintError, ModelError, OptionError, SelfspecError
 from selfspec.processors import active, process
-from selfspec.types import Array, Dense, Distribution, OneHot, Prefix, Sampling, namespace
+from selfspec.types import Array, Dense, Distribution, Integers, OneHot, Prefix, Sampling, namespace
 
 
 def distribution(logits: Array, sampling: Sampling, prefix: Prefix) -> Distribution:
@@ -169,19 +169,24 @@ class Chance:
         law p (Gumbel 1954). Laws that are nearly equal have the same token most of the time, so a draft that
         is realised with the target's noise agrees with it often (Daliri et al., arXiv 2408.07978).
 
-        The uniform numbers behind G are those of Philox (Salmon et al., SC'11) at a counter that is the
-        position, one for each token of the vocabulary: they depend on no other call, on no cut and on no
-        array library. They have 52 bits, so a token whose probability is below 2^-52 is never drawn.
+        The uniform numbers behind G have 52 bits, so a token whose probability is below 2^-52 is never drawn.
         """
         if isinstance(law, OneHot):
             return law
         probs = _on_host(law.probs)
         kept = np.flatnonzero(probs)
-        # the position is the counter's second word: the first one counts the blocks of one position
-        numbers = np.random.Philox(key=self._key, counter=[0, position, 0, 0]).random_raw(len(probs))[kept]
-        uniform = ((numbers >> np.uint64(12)) + 0.5) * 2.0**-52  # exact, and neither 0 nor 1
         # with G = -log(-log(uniform)), log p + G is largest where p / -log(uniform) is
-        return OneHot(int(kept[np.argmax(probs[kept] / -np.log(uniform))]))
+        return OneHot(int(kept[np.argmax(probs[kept] / -np.log(self.uniform(position, len(probs), kept)))]))
+
+    def uniform(self, position: int, size: int, tokens: Integers) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The fixed numbers in (0, 1) of ``tokens`` at ``position``, in a vocabulary of ``size``.
+
+        They are those of Philox (Salmon et al., SC'11) at a counter that is the position, one for each token of
+        the vocabulary: they depend on no other call, on no cut and on no array library.
+        """
+        # the position is the counter's second word: the first one counts the blocks of one position
+        numbers = np.random.Philox(key=self._key, counter=[0, position, 0, 0]).random_raw(size)[tokens]
+        return np.asarray(((numbers >> np.uint64(12)) + 0.5) * 2.0**-52)  # exact, and neither 0 nor 1
 
 
 def _on_host(probs: Array) -> np.ndarray[Any, np.dtype[np.float64]]:

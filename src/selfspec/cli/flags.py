@@ -76,10 +76,19 @@ class ModelCommand(click.Command):
 
     @cached_property
     def _made(self) -> list[Flag]:
-        made = [*_model_flags(), *_request_flags()]
-        taken = {flag.name for flag in made} | {param.name for param in self.params}
-        # a plug-in cannot redefine a flag of ours: such an option is for Python only
-        return made + [flag for flag in _draft_flags() if flag.name not in taken]
+        taken = {param.name for param in self.params}
+        made: dict[str | None, Flag] = {}
+        for flag in self.made_flags():
+            # a plug-in cannot redefine a flag of ours: such an option is for Python only
+            if flag.name not in taken:
+                made.setdefault(flag.name, flag)
+        return list(made.values())
+
+    def made_flags(self) -> list[Flag]:
+        """Those that are made from dataclasses; the first of a name counts."""
+        from selfspec.engine import DEFAULT_DRAFT
+
+        return [*model_flags(), *_request_flags(), *draft_flags(DEFAULT_DRAFT)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the options under their headings."""
@@ -92,7 +101,8 @@ class ModelCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def _model_flags() -> list[Flag]:
+def model_flags() -> list[Flag]:
+    """Which model, and where it runs."""
     from selfspec.model.embedded import EMBEDDED
 
     section = "Model"
@@ -127,17 +137,16 @@ def _repeated(name: str, flag: str, metavar: str, kind: Callable[[str], Any], te
     return Flag(flag, name, metavar=metavar, type=kind, section="Text", help=text, multiple=True)
 
 
-def _draft_flags() -> list[Flag]:
+def draft_flags(default: str) -> list[Flag]:
     """Who drafts, and one flag per option; drafters that share an option share its flag."""
     from selfspec.drafters.base import DraftOptions
-    from selfspec.engine import DEFAULT_DRAFT
 
     common = {field.name for field in fields(DraftOptions)}
     who = Flag(
         "--draft",
         metavar="DRAFTER",
         section="Drafting",
-        help=f"Who drafts; `selfspec drafters` lists them.{_default(DEFAULT_DRAFT)}",
+        help=f"Who drafts; `selfspec drafters` lists them.{_default(default)}",
     )
     flags = {"draft": who}
     for name, drafter in _installed():

@@ -1,6 +1,7 @@
 """The entry point: verbs that are imported when called, and one place that turns errors into exit codes.
 
-Exit codes: 0 done · 2 the user's mistake (one line on stderr) · 130 Ctrl-C · 141 the reader of the pipe left.
+Exit codes: 0 done · 1 `certify` found a bug · 2 the user's mistake (one line on stderr) · 130 Ctrl-C ·
+141 the reader of the pipe left.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ VERBS = {
     "chat": "Talk with a model; the cache stays between turns.",
     "drafters": "List the drafters that are installed, with their options.",
     "info": "Sizes of a model, and what a draft would cost with it.",
+    "certify": "Prove on your own model that drafts change nothing.",
     "estimate": "What a draft is worth, from its acceptance rate and cost.",
 }
 

@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 def emit_json(document: object) -> None:
     """One line of JSON on stdout; what is not finite becomes null, which every parser reads."""
-    click.echo(json.dumps(_finite(document), allow_nan=False))
+    click.echo(json.dumps(finite(document), allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """``value`` with null for every number that JSON does not have."""
     if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
+        return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
+        return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

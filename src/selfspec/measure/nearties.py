@@ -1,4 +1,4 @@
-"""The near-tie rule: when may a text leave the text of plain decoding?
+"""The near-tie rule: when a text may leave that of plain decoding.
 
 A pass over several rows may round differently from a pass over one, so two nearly equal scores can swap. In
 float32 a divergence passes only where the gap between the two tokens is at most twice the largest difference
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from array_api_compat import to_device
 
-from selfspec.types import LayerPlan, Rows
+from selfspec.types import LayerPlan, Prefix, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,11 +24,20 @@ if TYPE_CHECKING:
     from selfspec.runtime.base import Cache, Runtime
     from selfspec.types import Array
 
-    Score = Callable[[Sequence[int], np.ndarray[Any, Any]], np.ndarray[Any, Any]]
 
+Numbers: TypeAlias = "np.ndarray[Any, Any]"
+Score: TypeAlias = "Callable[[Prefix, Numbers], Numbers]"
 LARGEST_NOISE = {"float32": 1e-3, "float64": 1e-9}  # of logits; more is a bug of the runtime
 LARGEST_SHARE = 0.01
 ROWS = 6
+
+
+class Place(NamedTuple):
+    """Which comparison: the number of the prompt, the drafter, and the rows of its passes."""
+
+    prompt: int
+    drafter: str
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -49,20 +58,16 @@ class Divergence:
     kind: Literal["near-tie", "bug"]
 
 
-def raw(_tokens: Sequence[int], logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def raw(_prefix: Prefix, logits: Numbers) -> Numbers:
     """The scores of greedy decoding: the logits themselves."""
     return logits
 
 
 class NearTies:
-    """Compares texts, and classes where they part.
+    """Compares texts, and classes where they part."""
 
-    ``score(tokens, logits [V])`` is what decoding takes the largest of after ``tokens``.
-    """
-
-    def __init__(self, runtime: Runtime, score: Score = raw) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._score = score
         self.texts = 0
         self.divergences: list[Divergence] = []
 
@@ -89,64 +94,65 @@ class NearTies:
         return not self.bugs and self.near_ties <= self.allowed
 
     def compare(
-        self, prompt: Sequence[int], drafted: Sequence[int], plain: Sequence[int], where: tuple[int, str], rows: int
-    ) -> bool:
-        """Whether the new tokens ``drafted`` are ``plain``; notes where they are not.
+        self,
+        prompt: Sequence[int],
+        drafted: Sequence[int],
+        plain: Sequence[int],
+        place: Place,
+        score: Score = raw,
+    ) -> None:
+        """Note whether and where the new tokens ``drafted`` are not ``plain``.
 
-        ``where`` is the number of the prompt and the name of the drafter, whose passes have ``rows`` rows.
+        ``score(prefix, logits [V])`` is what decoding takes the largest of.
         """
         self.texts += 1
         if tuple(drafted) == tuple(plain):
-            return True
+            return
+        where = place.prompt, place.drafter
         at = next((i for i, (a, b) in enumerate(zip(drafted, plain, strict=False)) if a != b), None)
         if at is None:  # one is the beginning of the other: an end was missed, and no rounding does that
             at = min(len(drafted), len(plain))
             pair = (plain[at] if at < len(plain) else None, drafted[at] if at < len(drafted) else None)
             self.divergences.append(Divergence(*where, at, *pair, None, None, "bug"))
-            return False
-        gap, noise = self._measure([*prompt, *plain[:at]], (plain[at], drafted[at]), max(rows, ROWS))
+            return
+        rows = max(place.rows, ROWS)
+        one, many = (self._scores(prompt, plain[:at], score, (rows, width)) for width in (1, rows))
+        gap = float(one[-1].max() - one[-1][[plain[at], drafted[at]]].min())
+        noise = difference(one, many)
         limit = LARGEST_NOISE.get(self._runtime.precision, math.inf)
         kind: Literal["near-tie", "bug"] = "near-tie" if gap <= 2 * noise and noise < limit else "bug"
         self.divergences.append(Divergence(*where, at, plain[at], drafted[at], gap, noise, kind))
-        return False
 
-    def _measure(self, tokens: Sequence[int], pair: tuple[int, int], rows: int) -> tuple[float, float]:
-        """The gap of the two tokens after ``tokens``, and the noise of the scores there."""
-        one = self._scores(tokens, rows, 1)
-        many = self._scores(tokens, rows, rows)
-        return float(one[-1].max() - one[-1][list(pair)].min()), difference(one, many)
-
-    def _scores(self, tokens: Sequence[int], count: int, rows_per_pass: int) -> np.ndarray[Any, Any]:
-        """Scores [count, V] of the last rows, run in passes of ``rows_per_pass`` after a prefill of the rest."""
-        start = max(0, len(tokens) - count)
-        cache = self._runtime.new_cache(1, len(tokens))
+    def _scores(self, prompt: Sequence[int], new: Sequence[int], score: Score, rows: tuple[int, int]) -> Numbers:
+        """Scores [count, V] of the last rows, run in passes of ``width`` after a prefill of the rest."""
+        tokens, (count, width) = [*prompt, *new], rows
+        start, stop = max(0, len(tokens) - count), len(tokens)
+        cache = self._runtime.new_cache(1, stop)
         if start:
             logits_of(self._runtime, tokens, (0, start), cache)
-        out = [
-            logits_of(self._runtime, tokens, (low, min(low + rows_per_pass, len(tokens))), cache)
-            for low in range(start, len(tokens), rows_per_pass)
-        ]
-        rows = np.concatenate(out)
-        return np.stack([self._score(tokens[: start + i + 1], row) for i, row in enumerate(rows)])
+        spans = [(low, min(low + width, stop)) for low in range(start, stop, width)]
+        logits = np.concatenate([logits_of(self._runtime, tokens, span, cache) for span in spans])
+        prefixes = [Prefix(tokens[: start + i + 1], len(prompt)) for i in range(stop - start)]
+        return np.stack([score(prefix, row) for prefix, row in zip(prefixes, logits, strict=True)])
 
 
-def logits_of(
-    runtime: Runtime, tokens: Sequence[int], span: tuple[int, int], cache: Cache, slot: int = 0
-) -> np.ndarray[Any, Any]:
+def logits_of(runtime: Runtime, tokens: Sequence[int], span: tuple[int, int], cache: Cache) -> Numbers:
     """Logits [R, V] of the tokens in the half-open ``span``, on the host; what is before them is in ``cache``."""
     start, stop = span
-    rows = Rows.of([slot] * (stop - start), range(start, stop))
+    rows = Rows.of([0] * (stop - start), range(start, stop))
     full = LayerPlan.full(runtime.config.num_layers)
     hidden, _ = runtime.run(runtime.embed(tokens[start:stop]), full, rows, cache)
     return on_host(runtime.logits(hidden))
 
 
-def on_host(array: Array) -> np.ndarray[Any, Any]:
+def on_host(array: Array) -> Numbers:
     """The same numbers in NumPy."""
     return array if isinstance(array, np.ndarray) else np.asarray(to_device(array, "cpu"))
 
 
-def difference(one: np.ndarray[Any, Any], many: np.ndarray[Any, Any]) -> float:
-    """The largest difference between scores; those that a ban or a cut leaves out do not count."""
+def difference(one: Numbers, many: Numbers) -> float:
+    """The largest difference between scores; those that a ban or a cut leaves out do not count, a NaN does."""
+    if np.isnan(one).any() or np.isnan(many).any():
+        return math.inf
     finite = np.isfinite(one) & np.isfinite(many)
     return float(np.abs(one - many, where=finite, out=np.zeros(one.shape)).max(initial=0.0))

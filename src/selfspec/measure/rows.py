@@ -1,8 +1,8 @@
-"""Row invariance: does a row's result depend on which other rows run in the same pass?"""
+"""Row invariance: whether a row's result depends on which other rows run in the same pass."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,13 +13,12 @@ from selfspec.types import LayerPlan, Rows
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from selfspec.measure.nearties import Numbers
     from selfspec.runtime.base import Runtime
 
 LENGTH = 16
 SLOTS = 3
 MOST_ROWS = 8
-
-Logits = np.ndarray[Any, Any]
 
 
 def rows_check(runtime: Runtime, tokens: Sequence[int]) -> Check:
@@ -63,7 +62,7 @@ def _sizes(rows: int) -> list[int]:
     return [min(rows, LENGTH - start) for start in range(0, LENGTH, rows)]
 
 
-def _passes(runtime: Runtime, tokens: Sequence[int], sizes: Iterable[int]) -> Logits:
+def _passes(runtime: Runtime, tokens: Sequence[int], sizes: Iterable[int]) -> Numbers:
     """Logits [LENGTH, V] from passes of the given sizes."""
     cache, start, out = runtime.new_cache(1, LENGTH), 0, []
     for size in sizes:
@@ -72,7 +71,7 @@ def _passes(runtime: Runtime, tokens: Sequence[int], sizes: Iterable[int]) -> Lo
     return np.concatenate(out)
 
 
-def _batch(runtime: Runtime, tokens: Sequence[int]) -> Logits:
+def _batch(runtime: Runtime, tokens: Sequence[int]) -> Numbers:
     """The same from passes with one row for each of several texts; the first text is the one that counts.
 
     The others are the same text, behind by one and two tokens.

@@ -112,9 +112,7 @@ class Table(Runtime):
         """One pass of the model over what follows the shared cells."""
         plan = LayerPlan(self.full.num_layers, *(_layers(steps, part) for part in ("attention", "mlp")))
         new = tokens[self._known :]
-        hidden, _ = self._runtime.run(
-            self._runtime.embed(new), plan, _rows(self._known, len(tokens)), self._cache
-        )
+        hidden, _ = self._runtime.run(self._runtime.embed(new), plan, _rows(self._known, len(tokens)), self._cache)
         return on_host(self._runtime.logits(hidden[-1:]))[0]
 
 

@@ -84,14 +84,14 @@ class MarkovRuntime(Runtime):
 
     def transition(self, sampling: Sampling) -> np.ndarray[Any, np.dtype[np.float64]]:
         """P(next | last) [V, V] of plain decoding, in plain NumPy and by definition; knows top-k and top-p."""
-        hidden = self._embedding
+        hidden: np.ndarray[Any, np.dtype[np.float64]] = self._embedding
         for matrix in self._layers:
             hidden = hidden + np.tanh(hidden @ matrix)
         scaled = hidden / sampling.temperature
         ordered = -np.sort(-scaled, axis=1)
         if sampling.top_k:
             scaled = np.where(scaled >= ordered[:, sampling.top_k - 1 : sampling.top_k], scaled, -np.inf)
-        law = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+        law: np.ndarray[Any, np.dtype[np.float64]] = np.exp(scaled - scaled.max(axis=1, keepdims=True))
         law /= law.sum(axis=1, keepdims=True)
         if sampling.top_p < 1.0:
             for row in law:

@@ -38,6 +38,7 @@ class Runtime(ABC):
     precision: str
     value_bytes: int  # of one number in a hidden state
     config: ModelConfig
+    is_row_invariant: bool = False  # claims that no row depends on which others run in its pass; `certify` tests it
 
     @abstractmethod
     def embed(self, tokens: Sequence[int]) -> Array:

@@ -1,0 +1,87 @@
+"""Sampling has the law of plain decoding: by statistics on a toy chain, exactly on the user's own logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from selfspec import drafters
+from selfspec.measure.certificate import Check
+from selfspec.measure.dice import AllOutcomes, KindChance, KindOutcomes
+from selfspec.measure.laws import loop_law, p_value, plain_law, total_variation, transitions
+from selfspec.measure.table import Table
+from selfspec.measure.toy import MarkovRuntime
+from selfspec.sampling import Chance
+from selfspec.types import Sampling
+
+if TYPE_CHECKING:
+    from selfspec.measure.trial import Prompt, Trial
+
+LEVEL = 1e-6  # a p-value below it is a bug: one false alarm in a million runs, if seeds were drawn
+TEXTS = 100  # of 501 tokens
+EXACT, SEEN = 1e-9, 1e-3  # total variation: of equal laws, and what the control must exceed
+NEW_TOKENS, TOP_K = 4, 2
+EXIT = "early_exit"
+
+
+def toy_law_check() -> Check:
+    """Chi-square of the transitions that the real loop samples on a Markov chain, chains and combs.
+
+    The control is the same with a verifier that accepts too much: where it is not seen, the test has no power.
+    """
+    runtime, sampling = MarkovRuntime(), Sampling(1.0)
+    law, found = runtime.transition(sampling), {}
+    for name, siblings in (("chain", 0), ("comb", 2)):
+        values: dict[str, Any] = {}
+        for what, chance in (("p_value", Chance), ("control_p_value", KindChance)):
+            options = {"exit_layer": 2, "gamma": 3, "siblings": siblings}
+            drafter = drafters.create(EXIT, runtime.config, options)
+            counts = transitions(runtime, sampling, drafter, TEXTS, chance)
+            values |= {what: p_value(counts, law), "tokens": int(counts.sum())}
+        found[name] = values
+    right = all(values["p_value"] >= LEVEL for values in found.values())
+    seen = all(values["control_p_value"] < LEVEL for values in found.values())
+    shown = ", ".join(f"{name} p = {values['p_value']:.2g}" for name, values in found.items())
+    said = f"{shown} on {found['chain']['tokens']} tokens each; a broken verifier is "
+    said += "seen" if seen else "NOT seen: the test has no power"
+    return Check("toy law", right and seen, said, {"level": LEVEL, "control_seen": seen, "drafts": found})
+
+
+def model_law_check(trial: Trial) -> Check:
+    """P(text) of the real loop on the model's own logits, by exploring all that chance can decide.
+
+    Texts of a few tokens, each from the two likeliest, drafted by a shallow exit: few enough to enumerate.
+    The control is a verifier that accepts too much; where even that changes nothing, nothing is shown.
+    """
+    layers = trial.runtime.config.num_layers
+    if layers < 2:
+        return Check("model law", None, "a model of one layer has no exit to draft from")
+    exit_layer = shallow(layers)
+    found = [_distances(trial, prompt, exit_layer) for prompt in trial.prompts]
+    worst, seen = max(one["distance"] for one in found), max(one["control"] for one in found)
+    said = f"{len(found)} x {NEW_TOKENS} tokens, exit {exit_layer}, all outcomes: total variation {worst:.1e}; "
+    said += f"a broken verifier shows {seen:.1e}"
+    passed = False if worst > EXACT else True if seen > SEEN else None
+    if passed is None:
+        said += ", too little to prove anything"
+    sampling = {"temperature": 1.0, "top_k": TOP_K, "new_tokens": NEW_TOKENS, "exit_layer": exit_layer}
+    return Check("model law", passed, said, {"limit": EXACT, "control_limit": SEEN, **sampling, "prompts": found})
+
+
+def shallow(num_layers: int) -> int:
+    """An exit layer whose drafts are mostly wrong, and cheap."""
+    return max(1, num_layers // 8)
+
+
+def _distances(trial: Trial, prompt: Prompt, exit_layer: int) -> dict[str, Any]:
+    """The total variation between loop and plain decoding, with sound and with kind dice."""
+    config, sampling = trial.runtime.config, Sampling(1.0, top_k=TOP_K)
+    ends, room = config.eos_token_ids.__contains__, config.context_length - len(prompt.tokens)
+    start = (prompt.tokens, min(NEW_TOKENS, room))
+    table = Table(trial.runtime, *start)
+    plain = plain_law(table.after, *start, sampling, ends)
+    drafter = (EXIT, {"exit_layer": exit_layer, "gamma": 2})
+    sound, kind = (
+        total_variation(plain, loop_law(table, start, sampling, drafter, ends, dice))
+        for dice in (AllOutcomes, KindOutcomes)
+    )
+    return {"prompt": prompt.number, "texts": len(plain), "distance": sound, "control": kind}
