@@ -25,6 +25,7 @@ LAYERS = [
     ["decode", "reference", "control"],
     ["request"],
     ["engine", "stream"],
+    ["measure"],
     ["cli"],
 ]
 ENTRANCE = {""}  # the package itself re-exports lazily

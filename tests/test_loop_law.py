@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import numpy as np
 import pytest
-from doubles import AllOutcomes, MarkovRuntime
 
 from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.decode import decode
 from selfspec.drafters import early_exit
+from selfspec.measure.laws import loop_law, plain_law, total_variation
+from selfspec.measure.toy import MarkovRuntime
 from selfspec.sampling import distribution
 from selfspec.types import LayerPlan, Prefix, Sampling
 
@@ -26,39 +25,6 @@ def avoid_recent(prefix, logits):
     return out
 
 
-def plain_law(runtime, length, sampling, end):
-    """P(text) of plain decoding, by definition."""
-    hidden, _ = runtime.run(runtime.embed(range(SIZE)), LayerPlan.full(runtime.config.num_layers), None, None)
-    law = defaultdict(float)
-
-    def grow(tokens, weight):
-        if len(tokens) == length + 1 or (len(tokens) > 1 and tokens[-1] == end):
-            law[tuple(tokens[1:])] += weight
-            return
-        following = distribution(runtime.logits(hidden)[tokens[-1]].copy(), sampling, Prefix(tokens, 1))
-        for token in range(SIZE):
-            if probability := following.probability(token):
-                grow([*tokens, token], weight * probability)
-
-    grow([0], 1.0)
-    return law
-
-
-def loop_law(runtime, length, sampling, end, options):
-    """P(text) of the loop with an early-exit draft: every draw, acceptance and bonus explored."""
-    law = defaultdict(float)
-    for dice in AllOutcomes():
-        pick = dice.pick
-        dice.pick = lambda following, pick=pick: pick(following, SIZE)
-        drafter = drafters.create("early_exit", runtime.config, options)
-        text = Text(0, 0, [0], 1 + length, sampling, dice, lambda token: token == end)
-        for _ in decode(Context(runtime, runtime.new_cache(1, 99)), [text], drafter):
-            pass
-        law[tuple(text.tokens[1:])] += dice.weight
-        del dice.pick
-    return law
-
-
 def distance(seed):
     """Total variation between the two laws, for a random configuration."""
     random = np.random.default_rng(seed)
@@ -71,9 +37,11 @@ def distance(seed):
         "confidence": float(random.choice([0.0, 0.4, 0.6])),
         "adaptive": bool(random.random() < 0.5),
     }
-    length, end = 3, int(random.choice([-1, 0, 1]))
-    want, got = plain_law(runtime, length, sampling, end), loop_law(runtime, length, sampling, end, options)
-    return sum(abs(want[text] - got[text]) for text in {*want, *got}) / 2
+    start, end = ([0], 3), int(random.choice([-1, 0, 1]))
+    hidden, _ = runtime.run(runtime.embed(range(SIZE)), LayerPlan.full(3), None, None)
+    want = plain_law(lambda tokens: runtime.logits(hidden)[tokens[-1]].copy(), *start, sampling, lambda t: t == end)
+    drafter = drafters.create("early_exit", runtime.config, options)
+    return total_variation(want, loop_law(runtime, start, sampling, drafter, lambda t: t == end))
 
 
 @pytest.mark.parametrize("seed", range(16))

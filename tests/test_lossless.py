@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from doubles import MarkovRuntime, run, tiny_runtime
+from doubles import run, tiny_runtime
 
+from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.drafters.early_exit import EarlyExit
+from selfspec.measure.laws import p_value, transitions
+from selfspec.measure.toy import MarkovRuntime
 from selfspec.reference import oracle
 from selfspec.rounds import Commit, Round, Stats
 from selfspec.runtime.torch import TorchRuntime
@@ -215,10 +218,10 @@ LAWS = [Sampling(1.0), Sampling(1.3, top_k=3, top_p=0.9)]
 def test_sampled_output_has_the_targets_law(sampling, siblings):
     """Chi-square end to end on 200,000 transitions of a toy chain; false alarms: 1 in a million per run."""
     runtime = MarkovRuntime()
-    options = {"exit_layer": 2, "gamma": 3, "siblings": siblings}
-    counts = transitions(runtime, sampling, "early_exit", options)
+    drafter = drafters.create("early_exit", runtime.config, {"exit_layer": 2, "gamma": 3, "siblings": siblings})
+    counts = transitions(runtime, sampling, drafter, 400)
     assert counts.sum() >= 200_000
-    assert chi_square(counts, runtime.transition(sampling)) < critical(counts, runtime.transition(sampling))
+    assert p_value(counts, runtime.transition(sampling)) > 1e-6
 
 
 def test_chi_square_catches_a_biased_verifier(monkeypatch):
@@ -227,33 +230,8 @@ def test_chi_square_catches_a_biased_verifier(monkeypatch):
 
     monkeypatch.setattr("selfspec.decode.verify_chain", bonus_without_residual)
     runtime, sampling = MarkovRuntime(), Sampling(1.0)
-    counts = transitions(runtime, sampling, "early_exit", {"exit_layer": 2, "gamma": 3}, texts=100)
-    assert chi_square(counts, runtime.transition(sampling)) > critical(counts, runtime.transition(sampling))
-
-
-def transitions(runtime, sampling, drafter, options, texts=400):
-    """Counts [V, V] of (last token, next token) over ``texts`` sampled texts of 501 tokens."""
-    size = runtime.config.vocab_size
-    counts = np.zeros((size, size))
-    for done in run(
-        runtime, [[i % size] for i in range(texts)], drafter, options, new_tokens=501, sampling=sampling
-    ):
-        np.add.at(counts, (done.tokens[:-1], done.tokens[1:]), 1)
-    return counts
-
-
-def chi_square(counts, law):
-    """Pearson's statistic against the rows of ``law``; infinite if something impossible was seen."""
-    if counts[law == 0.0].any():
-        return np.inf
-    want = counts.sum(axis=1, keepdims=True) * law
-    return float((((counts - want) ** 2)[law > 0] / want[law > 0]).sum())
-
-
-def critical(counts, law):
-    """The 1 - 1e-6 quantile of the statistic (Wilson and Hilferty's cube of a normal)."""
-    freedom = int((law > 0).sum()) - len(counts)
-    return freedom * (1 - 2 / (9 * freedom) + 4.753 * np.sqrt(2 / (9 * freedom))) ** 3
+    drafter = drafters.create("early_exit", runtime.config, {"exit_layer": 2, "gamma": 3})
+    assert p_value(transitions(runtime, sampling, drafter, 100), runtime.transition(sampling)) < 1e-6
 
 
 def test_buffers_are_within_their_formulas(runtime, monkeypatch):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from constraints import PROCESSORS, SIZE, WARPERS, settings, some
-from doubles import AllOutcomes, MarkovRuntime, run, tiny_runtime
+from doubles import run, tiny_runtime
 from test_lossless import DRAFTERS, NEW, PROMPT, made, name_of
 
 from selfspec import drafters
-from selfspec.context import Context, Text
-from selfspec.decode import decode
+from selfspec.context import Text
+from selfspec.measure.laws import loop_law
+from selfspec.measure.toy import MarkovRuntime
 from selfspec.reference import oracle
 from selfspec.sampling import Chance
 from selfspec.types import Prefix, Sampling
@@ -138,15 +139,7 @@ def test_a_sampled_draft_never_calls_the_users_callables(runtime, exit_layer):
 
 def law_of(runtime, drafter, options, sampling, new=4):
     """P(new tokens) of the real loop, by replaying every random decision that it can make."""
-    law = {}
-    for dice in AllOutcomes():
-        text = Text(0, 0, [1], 1 + new, sampling, dice, lambda _: False)
-        context = Context(runtime, runtime.new_cache(1, 1 + new))
-        for _ in decode(context, [text], drafters.create(drafter, runtime.config, options)):
-            pass
-        key = tuple(text.tokens)
-        law[key] = law.get(key, 0.0) + dice.weight
-    return law
+    return loop_law(runtime, ([1], new), sampling, drafters.create(drafter, runtime.config, options))
 
 
 def never_the_same_twice(tokens, logits):

@@ -8,9 +8,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from doubles import AllOutcomes
 from test_verify import SUPPORTS, deterministic, laws, sampled
 
+from selfspec.measure.dice import AllOutcomes
 from selfspec.sampling import Chance
 from selfspec.types import Dense, Draft, OneHot, Verdict
 from selfspec.verify import verify_block, verify_chain, verify_tree
@@ -31,20 +31,12 @@ SMALL = [(3, name) for name in SHAPES if name != "deep comb"] + [
 ]
 
 
-class Sized:
-    """Dice that know how many tokens there are: the verifier passes only the law."""
-
-    def __init__(self, dice, size):
-        self.accept = dice.accept
-        self.pick = lambda law: dice.pick(law, size)
-
-
 def emitted(size, p, draft_of, verify):
     """P(what one round emits): the accepted branch and the bonus token."""
     out = defaultdict(float)
     for dice in AllOutcomes():
         draft = draft_of(dice)
-        verdict = verify(draft, lambda row, d=draft: p(d.before(row)), Sized(dice, size))
+        verdict = verify(draft, lambda row, d=draft: p(d.before(row)), dice)
         branch = range(verdict.accepted) if verdict.branch is None else verdict.branch
         assert verdict.accepted == len(branch)
         out[(*(draft.tokens[i] for i in branch), verdict.bonus)] += dice.weight
@@ -79,7 +71,7 @@ def sampled_tree(size, parents, q, *, replacement=False):
             law = q(draft.before(parent + 1))
             for j in [] if replacement else siblings(parents, i):
                 law = law.minus(OneHot(draft.tokens[j]))
-            token = dice.pick(law, size)
+            token = dice.pick(law)
             draft = Draft((*draft.tokens, token), (*(draft.laws or ()), law), parents=parents[: i + 1])
         return draft
 
@@ -181,17 +173,12 @@ def test_a_chain_is_a_tree_of_one_branch(draft_of):
     p, _ = laws(3, "full", 1)
     for seed in range(50):
         chance = Chance(seed, 1)
-        draft = draft_of(Unsized(chance))
+        draft = draft_of(chance)
         both = []
         for tree, verify in ((None, verify_chain), ((-1, 0), verify_tree), (None, verify_tree)):
             given = replace(draft, parents=tree)
             both.append(verify(given, lambda row, t=draft.tokens: p(t[:row]), Chance(seed))[:2])
         assert both[0] == both[1] == both[2]
-
-
-class Unsized:
-    def __init__(self, chance):
-        self.pick = lambda law, size: chance.pick(law)
 
 
 def test_a_deterministic_tree_spends_the_random_numbers_of_plain_decoding():

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.decode import decode
 from selfspec.measure.dice import AllOutcomes, support
@@ -16,7 +15,7 @@ from selfspec.sampling import Chance, distribution
 from selfspec.types import Prefix, Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from selfspec.drafters.base import Drafter
     from selfspec.measure.toy import MarkovRuntime
@@ -100,21 +99,20 @@ def loop_law(
     runtime: Runtime,
     start: tuple[Sequence[int], int],
     sampling: Sampling,
-    drafter: tuple[str, Mapping[str, Any]],
+    drafter: Drafter,
     ends: Callable[[int], bool] = never,
     dice: type[AllOutcomes] = AllOutcomes,
 ) -> Law:
     """P(new tokens) of the real loop: every draw, acceptance and bonus is explored.
 
-    ``start`` is the prompt and the number of new tokens, ``drafter`` a name and options.
+    ``start`` is the prompt and the most new tokens.
     """
     law: Law = defaultdict(float)
     prompt, new_tokens = start
-    limit, name, options = len(prompt) + new_tokens, drafter[0], dict(drafter[1])
+    limit = len(prompt) + new_tokens
     for chance in dice():
         text = Text(0, 0, list(prompt), limit, sampling, chance, ends)
-        made = drafters.create(name, runtime.config, options)
-        for _ in decode(Context(runtime, runtime.new_cache(1, limit)), [text], made):
+        for _ in decode(Context(runtime, runtime.new_cache(1, limit)), [text], drafter):
             pass
         law[tuple(text.tokens[len(prompt) :])] += chance.weight
     return law

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec import drafters
@@ -29,7 +30,11 @@ class Candidate:
 
     def make(self, runtime: Runtime) -> Drafter:
         """A new one."""
-        return drafters.create(self.name, runtime.config, dict(self.options))
+        return drafters.create(self._kind, runtime.config, dict(self.options))
+
+    @cached_property
+    def _kind(self) -> type[Drafter]:
+        return drafters.drafter_class(self.name)
 
     def label(self, runtime: Runtime) -> str:
         """Its name, plan, γ and siblings, on one line."""
