@@ -150,6 +150,20 @@ def test_seeds_repeat_and_are_reported(engine):
     assert drafted.token_ids == first.token_ids
 
 
+def test_coupled_samples_are_the_plain_sample(engine):
+    """Guards the way from option to noise: one seed, one text, whoever drafts; other seeds, other texts."""
+    options = {"max_new_tokens": 60, "temperature": 1.0, "ignore_eos": True, "coupled": True}
+    alone = engine.generate("hi", seed=5, **options)
+    assert alone.token_ids != engine.generate("hi", seed=6, **options).token_ids
+    for draft in (*DRAFTS, {**DRAFTS[1], "siblings": 2}):
+        done = engine.generate("hi", seed=5, **options, **draft)
+        assert (done.text, done.token_ids) == (alone.text, alone.token_ids)
+        assert done.stats.drafted > 0
+    uncoupled = {**options, "coupled": False}
+    drafted = engine.generate("hi", seed=5, **uncoupled, **DRAFTS[1])
+    assert drafted.token_ids != engine.generate("hi", seed=5, **uncoupled).token_ids
+
+
 def test_chat_is_the_default_and_can_be_left_out(engine):
     """Guards what a prompt means: text goes through the template, ids and chat=False do not."""
     rendered = engine.tokenizer.encode_chat([{"role": "user", "content": "hi"}])

@@ -228,7 +228,7 @@ def test_chi_square_catches_a_biased_verifier(monkeypatch):
     """The negative control: a verifier that takes the bonus from p instead of the residual must be seen."""
     from test_verify import bonus_without_residual
 
-    monkeypatch.setattr("selfspec.decode.verify_chain", bonus_without_residual)
+    monkeypatch.setattr("selfspec.decode.verify_block", bonus_without_residual)
     runtime, sampling = MarkovRuntime(), Sampling(1.0)
     drafter = drafters.create("early_exit", runtime.config, {"exit_layer": 2, "gamma": 3})
     assert p_value(transitions(runtime, sampling, drafter, 100), runtime.transition(sampling)) < 1e-6

@@ -126,7 +126,7 @@ def test_user_processors_come_after_all_others_and_before_the_cuts():
 
 def test_every_field_of_sampling_is_applied():
     """Guards against an option that is accepted and ignored."""
-    known = {*ORDER, *WARPERS, "eos_token_ids"}
+    known = {*ORDER, *WARPERS, "eos_token_ids", "coupled"}
     assert {f.name for f in fields(Sampling)} == known
 
 

@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 from selfspec.rounds import Commit, Round
-from selfspec.types import Array, Distribution, Draft
-from selfspec.verify import verify_chain, verify_tree
+from selfspec.types import Array, Distribution, Draft, Verdict
+from selfspec.verify import verify_block, verify_chain, verify_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -68,12 +68,19 @@ def _turn(
     logits = context.score(texts, drafts)
     commits = []
     for text, draft, rows in zip(texts, drafts, logits, strict=True):
-        verify = verify_chain if draft.parents is None else verify_tree
+        verify = _rule(text, draft)
         verdict = verify(draft, _target(text, draft, rows), text.chance, text.ends)
         commits.append(context.commit(text, draft, verdict))
         drafter.observe(text, commits[-1])
     costs = (after_draft - before, context.row_layers - after_draft)
     return _round(index, commits, (started, drafted, clock() - origin), costs)
+
+
+def _rule(text: Text, draft: Draft) -> Callable[..., Verdict]:
+    """The rule that accepts most; chains are judged as a block unless a user's callable would see it."""
+    if draft.parents is not None:
+        return verify_tree
+    return verify_chain if text.sampling.processors else verify_block
 
 
 def _target(text: Text, draft: Draft, rows: Array) -> Callable[[int], Distribution]:

@@ -36,27 +36,27 @@ class Request:
     system: str | None = None
     chat: bool | None = None
     max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
+    temperature: float = Sampling.temperature
+    top_k: int = Sampling.top_k
+    top_p: float = Sampling.top_p
     seed: int | None = None
-    coupled: bool = False
+    coupled: bool = Sampling.coupled
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
-    processors: Sequence[Processor] = ()
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    no_repeat_ngram_size: int = 0
-    min_tokens: int = 0
-    min_length: int = 0
-    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
-    bad_words: str | Sequence[str | Sequence[int]] = ()
-    suppress_tokens: Sequence[int] = ()
-    begin_suppress_tokens: Sequence[int] = ()
-    forced_tokens: Mapping[int, int] | Sequence[tuple[int, int]] = ()
+    processors: Sequence[Processor] = Sampling.processors
+    min_p: float = Sampling.min_p
+    typical_p: float = Sampling.typical_p
+    repetition_penalty: float = Sampling.repetition_penalty
+    presence_penalty: float = Sampling.presence_penalty
+    frequency_penalty: float = Sampling.frequency_penalty
+    no_repeat_ngram_size: int = Sampling.no_repeat_ngram_size
+    min_tokens: int = Sampling.min_tokens
+    min_length: int = Sampling.min_length
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = Sampling.logit_bias
+    bad_words: str | Sequence[str | Sequence[int]] = Sampling.bad_words
+    suppress_tokens: Sequence[int] = Sampling.suppress_tokens
+    begin_suppress_tokens: Sequence[int] = Sampling.begin_suppress_tokens
+    forced_tokens: Mapping[int, int] | Sequence[tuple[int, int]] = Sampling.forced_tokens
     forced_eos_token_id: int | None = None
     draft: str | Drafter | None = None
 
@@ -198,8 +198,8 @@ def draft_buffers(config: ModelConfig, drafter: Drafter, sampling: Sampling, hid
     """Bytes that a draft holds beyond plain decoding, each part with its formula.
 
     Kept hidden states: γ·d (early exit only). Draft distributions: V in float64 per token of the draft
-    (sampled drafts that are not coupled). Target logits of the draft's rows: V in float32 or float64 per token. A chain has γ
-    tokens, a comb γ·(1 + siblings).
+    (sampled drafts, unless coupled). Target logits of the draft's rows: V in float32 or float64 per token.
+    A chain has γ tokens, a comb γ·(1 + siblings).
     """
     most = drafter.options.most_tokens
     gamma, plan = drafter.options.gamma, drafter.plan

@@ -150,7 +150,8 @@ class Chance:
 
     def __init__(self, seed: int, stream: int = 0) -> None:
         self._random = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream,))))
-        self._key = np.random.SeedSequence(seed, spawn_key=(stream, 0)).generate_state(2, np.uint64)
+        self._noise = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream, 0)))
+        self._noise_at: Any = self._noise.state
 
     def accept(self, probability: float) -> bool:
         """True with the given probability."""
@@ -175,8 +176,9 @@ class Chance:
             return law
         probs = _on_host(law.probs)
         kept = np.flatnonzero(probs)
+        uniform = self.uniform(position, len(probs), kept)
         # with G = -log(-log(uniform)), log p + G is largest where p / -log(uniform) is
-        return OneHot(int(kept[np.argmax(probs[kept] / -np.log(self.uniform(position, len(probs), kept)))]))
+        return OneHot(int(kept[np.argmax(probs[kept] / -np.log(uniform))]))
 
     def uniform(self, position: int, size: int, tokens: Integers) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The fixed numbers in (0, 1) of ``tokens`` at ``position``, in a vocabulary of ``size``.
@@ -184,8 +186,10 @@ class Chance:
         They are those of Philox (Salmon et al., SC'11) at a counter that is the position, one for each token of
         the vocabulary: they depend on no other call, on no cut and on no array library.
         """
-        # the position is the counter's second word: the first one counts the blocks of one position
-        numbers = np.random.Philox(key=self._key, counter=[0, position, 0, 0]).random_raw(size)[tokens]
+        # the counter's first word counts on from 0 for the tokens of a position, which is the second word
+        self._noise_at["state"]["counter"][1] = position
+        self._noise.state = self._noise_at
+        numbers = self._noise.random_raw(size)[tokens]
         return np.asarray(((numbers >> np.uint64(12)) + 0.5) * 2.0**-52)  # exact, and neither 0 nor 1
 
 

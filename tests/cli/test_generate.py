@@ -87,6 +87,21 @@ def test_sampling_flags_reach_the_sampler(answer):
     assert one["seed"] == 1
 
 
+def test_coupled_samples_are_the_same_whoever_drafts(answer):
+    """Guards --coupled."""
+    flags = ["--temperature", "1.5", "--seed", "1", *LONG]
+    plain, drafted, free = (
+        answer("hello", *flags, *draft)
+        for draft in (
+            ["--coupled", "--draft", "plain"],
+            ["--coupled", "--draft", "early_exit"],
+            ["--draft", "early_exit"],
+        )
+    )
+    assert plain["token_ids"] == drafted["token_ids"] != free["token_ids"]
+    assert drafted["drafted"] > 0
+
+
 def test_stop_may_be_given_twice(answer):
     """Guards repeatable flags: with one value lost the text would run on."""
     text = answer("hello", *LONG)["text"]
