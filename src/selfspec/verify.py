@@ -127,7 +127,7 @@ def _weighed(
 def _share(p: Distribution, q: Distribution, weight: float) -> float:
     """R / (R + 1 - w), R being the mass of (w p - q)+; 0 where rounding leaves 0 / 0."""
     mass = p.excess(q, weight)
-    return mass / (mass + 1.0 - weight) if mass > 0.0 else 0.0
+    return mass / (mass + (1.0 - weight)) if mass > 0.0 else 0.0
 
 
 def verify_tree(

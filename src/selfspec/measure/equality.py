@@ -183,7 +183,7 @@ def processors_check(trial: Trial) -> Check:
             counts = {"calls": len(recorder.calls), "calls_expected": len(expected)}
             wrong.append({"prompt": prompt.number, "drafter": label} | counts)
     texts = _checked("processors", ties, wrong_calls=wrong)
-    said = f"; {len(wrong)} saw other calls than plain decoding's" if wrong else "; so are the calls of a callable"
+    said = f"; a callable saw other calls in {len(wrong)}" if wrong else "; a callable saw no call more or less"
     return Check("processors", bool(texts.passed) and not wrong, texts.summary + said, texts.details)
 
 

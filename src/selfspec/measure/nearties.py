@@ -155,4 +155,4 @@ def difference(one: Numbers, many: Numbers) -> float:
     if np.isnan(one).any() or np.isnan(many).any():
         return math.inf
     finite = np.isfinite(one) & np.isfinite(many)
-    return float(np.abs(one - many, where=finite, out=np.zeros(one.shape)).max(initial=0.0))
+    return float(np.abs(one[finite] - many[finite]).max(initial=0.0))
