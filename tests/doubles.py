@@ -60,15 +60,16 @@ def run(
     new_tokens: int | Sequence[int] = 24,
     sampling: Sampling = GREEDY,
     seed: int = 0,
-    ends: Callable[[int], bool] = lambda _: False,
+    ends: Callable[[int], bool] | Sequence[Callable[[int], bool]] = lambda _: False,
     each_round: Callable[[Context, Sequence[Text], Round], None] | None = None,
 ) -> list[Text]:
-    """Generate from ``prompts`` as one ragged batch through the real loop."""
+    """Generate from ``prompts`` as one ragged batch through the real loop; ``ends`` is one for all, or one each."""
     counts = [new_tokens] * len(prompts) if isinstance(new_tokens, int) else list(new_tokens)
     limits = [len(p) + n for p, n in zip(prompts, counts, strict=True)]
+    stops = [ends] * len(prompts) if callable(ends) else ends
     texts = [
-        Text(i, i, list(p), limit, sampling, Chance(seed, i), ends)
-        for i, (p, limit) in enumerate(zip(prompts, limits, strict=True))
+        Text(i, i, list(p), limit, sampling, Chance(seed, i), stop)
+        for i, (p, limit, stop) in enumerate(zip(prompts, limits, stops, strict=True))
     ]
     context = Context(runtime, runtime.new_cache(len(texts), max(limits)))
     made = drafters.create(drafter, runtime.config, options or {})

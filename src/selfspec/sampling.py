@@ -170,7 +170,7 @@ class Chance:
         law p (Gumbel 1954). Laws that are nearly equal have the same token most of the time, so a draft that
         is realised with the target's noise agrees with it often (Daliri et al., arXiv 2408.07978).
 
-        The uniform numbers behind G have 52 bits, so a token whose probability is below 2^-52 is never drawn.
+        The uniform numbers behind G have 52 bits; a token far less likely than 2^-52 is never drawn.
         """
         if isinstance(law, OneHot):
             return law

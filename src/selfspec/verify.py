@@ -114,8 +114,6 @@ def _weighed(
         try:
             p = target(i)
         except SelfspecError:
-            if i == 0:
-                raise
             break
         rows.append(p)
         weights.append(min(weights[-1] * p.probability(token) / q.probability(token), 1.0))

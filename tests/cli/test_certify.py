@@ -22,7 +22,6 @@ PROMPTS = ["abcabcabc", "Name a river.", "1 2 3 1 2 3 1 2", "xyxy"]
 def certify(call, tiny, tmp_path, monkeypatch):
     """Run it on the tiny model, without the toy chain; gives click's result and the certificate."""
     monkeypatch.setattr(measure, "toy_law_check", lambda: Check("toy law", None, "left out here"))
-    monkeypatch.setattr(measure, "LAW_PROMPTS", 1)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(PROMPTS))
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from selfspec.engine import Engine
     from selfspec.model.config import ModelConfig
 
-FEWER = 3  # prompts of the checks that repeat the greedy one under other conditions
-LAW_PROMPTS = 2
+FEWER = 2  # prompts of the checks that repeat the greedy one under other conditions
+LAW_PROMPTS = 1
 
 
 @dataclass(frozen=True)
