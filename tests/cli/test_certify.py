@@ -21,7 +21,7 @@ PROMPTS = ["abcabcabc", "Name a river.", "1 2 3 1 2 3 1 2", "xyxy"]
 @pytest.fixture
 def certify(call, tiny, tmp_path, monkeypatch):
     """Run it on the tiny model, without the toy chain; gives click's result and the certificate."""
-    monkeypatch.setattr(measure, "toy_law_check", lambda: Check("toy law", None, "left out here"))
+    monkeypatch.setattr(measure, "toy_law_check", lambda _: Check("toy law", None, "left out here"))
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(PROMPTS))
 
@@ -197,7 +197,7 @@ def test_a_control_that_is_not_caught_fails_the_check(monkeypatch):
     """Guards the statistics: with a control that is sound, the test could not have seen anything."""
     monkeypatch.setattr(sampled, "TEXTS", 10)
     monkeypatch.setattr(dice.KindChance, "accept", Chance.accept)
-    check = sampled.toy_law_check()
+    check = sampled.toy_law_check(0)
     assert check.passed is False
     assert "no power" in check.summary
 

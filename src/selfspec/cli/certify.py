@@ -43,7 +43,7 @@ def _effort_flags() -> list[Flag]:
 
     default, section = CertifyOptions(), "Effort"
     tokens = f"Most tokens to write per text.  [default: {default.max_new_tokens}]"
-    seed = f"Seed of the coupled texts.  [default: {default.seed}]"
+    seed = f"Seed of the sampled texts.  [default: {default.seed}]"
     return [
         Flag("--max-new-tokens", type=int, section=section, help=tokens),
         Flag("--seed", type=int, section=section, help=seed),

@@ -96,7 +96,7 @@ def certify(
     run(f"coupled: {len(few.prompts)} texts without a draft", lambda: [coupled_check(few, options.seed)])
     run(f"processors: {len(few.prompts)} texts without a draft", lambda: [processors_check(few)])
     run("model law: all outcomes", lambda: [model_law_check(trial.fewer(LAW_PROMPTS))])
-    run("toy law: samples", lambda: [toy_law_check()])
+    run("toy law: samples", lambda: [toy_law_check(options.seed)])
     return Certificate(_subject(engine, trial, options), made)
 
 

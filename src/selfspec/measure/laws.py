@@ -40,10 +40,11 @@ def transitions(
     drafter: Drafter,
     texts: int,
     chance: type[Chance] = Chance,
+    seed: int = 0,
 ) -> Counts:
     """Counts [V, V] of (last token, next token) over ``texts`` sampled texts of 501 new tokens each."""
     size = runtime.config.vocab_size
-    made = [Text(i, i, [i % size], 502, sampling, chance(0, i), never) for i in range(texts)]
+    made = [Text(i, i, [i % size], 502, sampling, chance(seed, i), never) for i in range(texts)]
     for _ in decode(Context(runtime, runtime.new_cache(texts, 502)), made, drafter):
         pass
     counts = np.zeros((size, size))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,7 +47,8 @@ class Candidate:
         """What the certificate says of it."""
         made = self.make(runtime)
         plan = None if made.plan is None else str(made.plan)
-        return {"label": self.label(runtime), "name": self.name, "plan": plan, "options": asdict(made.options)}
+        options = {f.name: getattr(made.options, f.name) for f in fields(made.options) if "help" in f.metadata}
+        return {"label": self.label(runtime), "name": self.name, "plan": plan, "options": options}
 
 
 PLAIN = Candidate("plain", {})
