@@ -65,8 +65,8 @@ class Flag(click.Option):
         self.section = section
 
 
-class ModelCommand(click.Command):
-    """A command with the flags of a model, a request, and every installed drafter."""
+class MadeCommand(click.Command):
+    """A command with flags that are made from dataclasses, under headings; ``_made`` has them."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Its own parameters, then the flags that are made from dataclasses."""
@@ -75,10 +75,7 @@ class ModelCommand(click.Command):
 
     @cached_property
     def _made(self) -> list[Flag]:
-        made = [*_model_flags(), *_request_flags()]
-        taken = {flag.name for flag in made} | {param.name for param in self.params}
-        # a plug-in cannot redefine a flag of ours: such an option is for Python only
-        return made + [flag for flag in _draft_flags() if flag.name not in taken]
+        raise NotImplementedError
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the options under their headings."""
@@ -89,6 +86,31 @@ class ModelCommand(click.Command):
         for name, records in sections.items():
             with formatter.section(name):
                 formatter.write_dl(records)
+
+
+class ModelCommand(MadeCommand):
+    """A command with the flags of a model, a request, and every installed drafter."""
+
+    @cached_property
+    def _made(self) -> list[Flag]:
+        made = [*_model_flags(), *_request_flags()]
+        taken = {flag.name for flag in made} | {param.name for param in self.params}
+        # a plug-in cannot redefine a flag of ours: such an option is for Python only
+        return made + [flag for flag in _draft_flags() if flag.name not in taken]
+
+
+class BenchCommand(MadeCommand):
+    """A command with the flags of a model and of a benchmark."""
+
+    @cached_property
+    def _made(self) -> list[Flag]:
+        from selfspec.measure.settings import BenchOptions
+
+        asked = [
+            _flag(field, field.metadata["help"], "Measuring", multiple=field.default == ())
+            for field in fields(BenchOptions)
+        ]
+        return [*_model_flags(), *asked]
 
 
 def _model_flags() -> list[Flag]:
@@ -173,7 +195,7 @@ def _kind(field: Field[Any]) -> str:
 
 
 def _default(value: object) -> str:
-    return "" if value is None or value == () else f"  [default: {value}]"
+    return "" if value in (None, (), "") else f"  [default: {value}]"
 
 
 def _flag(field: Field[Any], text: str, section: str, multiple: bool = False) -> Flag:

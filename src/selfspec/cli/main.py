@@ -1,6 +1,6 @@
 """The entry point: verbs that are imported when called, and one place that turns errors into exit codes.
 
-Exit codes: 0 done · 2 the user's mistake (one line on stderr) · 130 Ctrl-C · 141 the reader of the pipe left.
+Exit codes: 0 done · 1 `bench` found a fault · 2 the user's mistake (one line on stderr) · 130 Ctrl-C · 141 the reader of the pipe left.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ VERBS = {
     "chat": "Talk with a model; the cache stays between turns.",
     "drafters": "List the drafters that are installed, with their options.",
     "info": "Sizes of a model, and what a draft would cost with it.",
+    "bench": "How fast drafters and other programs are, task by task.",
     "estimate": "What a draft is worth, from its acceptance rate and cost.",
 }
 

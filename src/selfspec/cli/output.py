@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 def emit_json(document: object) -> None:
     """One line of JSON on stdout; what is not finite becomes null, which every parser reads."""
-    click.echo(json.dumps(_finite(document), allow_nan=False))
+    click.echo(dumped(document))
+
+
+def dumped(document: object) -> str:
+    """The line of `emit_json`."""
+    return json.dumps(_finite(document), allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

@@ -39,6 +39,12 @@ class Runtime(ABC):
     value_bytes: int  # of one number in a hidden state
     config: ModelConfig
 
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes of weights that a full pass reads: all layers and the head."""
+        config = self.config
+        return (config.num_layers * config.layer_parameters + config.head_parameters) * self.value_bytes
+
     @abstractmethod
     def embed(self, tokens: Sequence[int]) -> Array:
         """Hidden states [R, d] that enter layer 0."""

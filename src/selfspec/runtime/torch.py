@@ -171,6 +171,7 @@ class TorchRuntime(Runtime):
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
         self.config = config
+        self.weights = weights
         self._embedding = weights["model.embed_tokens.weight"]
         self._layers = [_Layer(weights, i) for i in range(config.num_layers)]
         self._norm = weights["model.norm.weight"]
