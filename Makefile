@@ -31,8 +31,9 @@ fix: $(VENV)/.dev  ## format, and mend what ruff can mend
 docs: $(VENV)/.dev  ## write docs/cli.md from --help
 	$(BIN)/python docs/make_cli.py
 
-bench: $(VENV)/.dev  ## the ratios of docs/log.md for the main job (minutes; run nothing beside it)
-	$(BIN)/python bench/main_job.py
+bench: $(VENV)/.dev  ## the main job against plain decoding and transformers (minutes; run nothing beside it)
+	$(BIN)/python bench/loop_overhead.py
+	$(BIN)/selfspec bench --limit 2 --max-new-tokens 32 --drafts ngram,early_exit:exit_layer=15,early_exit:exit_layer=15:confidence=0.4 --rivals transformers,transformers-early-exit:exit_layer=15:confidence=0,transformers-early-exit:exit_layer=15
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from selfspec.cli.output import facts, table
+from selfspec.cli.output import facts, size, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,12 +25,12 @@ def ceiling_lines(ceiling: Ceiling | None) -> str:
     pairs = [
         (
             "memory ceiling",
-            f"{ceiling.memory_tokens_per_second:.1f} tok/s of plain decoding: {ceiling.weight_bytes / 1e6:.0f} MB "
+            f"{ceiling.memory_tokens_per_second:.1f} tok/s of plain decoding: {size(ceiling.weight_bytes)} "
             f"per pass at {ceiling.bytes_per_second / 1e9:.1f} GB/s",
         ),
         (
             "arithmetic ceiling",
-            f"{ceiling.arithmetic_tokens_per_second:.1f} rows/s: {ceiling.operations / 1e6:.0f} M operations per "
+            f"{ceiling.arithmetic_tokens_per_second:.1f} rows/s: {ceiling.operations / 1e6:.1f} M operations per "
             f"row at {ceiling.operations_per_second / 1e9:.0f} G/s in float32",
         ),
         ("break-even", f"a pass of {ceiling.break_even_rows:.1f} rows costs as much in arithmetic as in memory"),
@@ -167,9 +167,9 @@ def _memory(document: Mapping[str, Any]) -> str:
     whose = "of the run" if document["has_peaks_per_run"] else "of the process so far"
     lines = []
     for name, cell in document["totals"].items():
-        parts = [f"{part} {size / 1e6:.1f}" for part, size in cell["memory"].items() if size]
-        lines.append((name, ", ".join([f"peak {cell['peak_bytes'] / 1e6:.0f}", *parts])))
-    return f"memory in MB: the peak {whose}, and what is held beyond the weights\n" + facts(lines)
+        parts = [f"{part} {size(held)}" for part, held in cell["memory"].items() if held]
+        lines.append((name, ", ".join([f"peak {size(cell['peak_bytes'])}", *parts])))
+    return f"memory: the peak {whose}, and what is held beyond the weights\n" + facts(lines)
 
 
 def worse_lines(changes: Sequence[Change]) -> str:

@@ -1,6 +1,7 @@
 """The entry point: verbs that are imported when called, and one place that turns errors into exit codes.
 
-Exit codes: 0 done · 1 `bench` found a fault · 2 the user's mistake (one line on stderr) · 130 Ctrl-C · 141 the reader of the pipe left.
+Exit codes: 0 done · 1 `bench` found a fault · 2 the user's mistake (one line on stderr) · 130 Ctrl-C ·
+141 the reader of the pipe left.
 """
 
 from __future__ import annotations

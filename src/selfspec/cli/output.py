@@ -61,6 +61,14 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
+def size(number: int) -> str:
+    """A number of bytes, for people."""
+    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= one:
+            return f"{number / one:.1f} {unit}"
+    return f"{number} B"
+
+
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
     """Names and values, aligned to the left."""
     width = max(len(name) for name, _ in pairs)

@@ -69,7 +69,10 @@ class Transformers:
     def _load(self) -> Any:
         import torch
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
+        logging.set_verbosity_error()  # its remarks on its own calls would be taken for ours
+        logging.disable_progress_bar()
         runtime = self._engine.runtime
         tensors = getattr(runtime, "weights", None)
         dtype = getattr(torch, runtime.precision, "auto")
