@@ -16,7 +16,7 @@ from selfspec.measure.settings import BenchOptions
 from selfspec.measure.tasks import Prompt
 from selfspec.measure.timing import Answer, Column
 
-SMALL = ("--max-new-tokens", 3, "--repeats", 1)
+SMALL = ("--max-new-tokens", 3, "--repeats", 1, "--ignore-eos")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def noisy(monkeypatch):
     def set_to(gap, noise):
         def logits(_runtime, _tokens, rows):
             out = np.zeros((6, 61))
-            out[-1, :2] = 1.0 + gap, 1.0
+            out[-1, [2, 4]] = 1.0 + gap, 1.0
             return out + (noise if rows > 1 else 0.0)
 
         monkeypatch.setattr(outputs, "_last_logits", logits)
@@ -42,6 +42,12 @@ def test_only_a_near_tie_excuses_a_difference(noisy, gap, noise, kind):
     found = compare(tiny_runtime(dtype="float32"), PROMPT, (1, 2, 3), (1, 4, 3))
     assert (found.kind, found.at) == (kind, 1)
     assert (found.gap, found.noise) == pytest.approx((gap, noise), rel=1e-3)
+
+
+def test_a_third_token_is_no_near_tie(noisy):
+    """Guards the rule's two tokens: the best two may be close, and the answer neither of them."""
+    noisy(1e-5, 1e-5)
+    assert compare(tiny_runtime(dtype="float32"), PROMPT, (1, 2, 3), (1, 7, 3)).kind == "different"
 
 
 def test_a_text_that_stops_short_is_different(noisy):

@@ -78,7 +78,8 @@ def _troubles(document: Mapping[str, Any]) -> str:
 
 
 def _difference(found: Mapping[str, Any]) -> str:
-    gap = f", logit gap {found['gap']:.2g}, noise {found['noise']:.2g}"
+    is_short = found["gap"] is None
+    gap = ", one text ends there" if is_short else f", logit gap {found['gap']:.2g}, noise {found['noise']:.2g}"
     return f"{found['column']} on {found['task']} {found['id']}, turn {found['turn'] + 1}, token {found['at']}{gap}"
 
 

@@ -96,6 +96,17 @@ def num_matches(prompts: Sequence[Prompt], options: BenchOptions) -> int:
     return sum(len(prompt.turns) for prompt in prompts) * len(options.temperatures) * options.repeats
 
 
+def require_fit(engine: Engine, prompts: Sequence[Prompt], options: BenchOptions) -> None:
+    """Raise OptionError if not even the first turn of any prompt fits into the model's context."""
+    tokenizer, most = require_tokenizer(engine), engine.config.context_length
+    first = ([{"role": "user", "content": prompt.turns[0]}] for prompt in prompts)
+    if not any(len(encode_turns(tokenizer, turn)) + options.max_new_tokens <= most for turn in first):
+        raise OptionError(
+            f"no prompt fits into the model's context of {most} tokens with {options.max_new_tokens} new ones; "
+            "give shorter prompts, or a smaller max_new_tokens"
+        )
+
+
 def context_needed(engine: Engine, prompts: Sequence[Prompt], options: BenchOptions) -> int:
     """Tokens of the longest conversation, answers included: the context that rivals are opened with."""
     tokenizer = require_tokenizer(engine)

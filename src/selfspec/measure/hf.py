@@ -92,7 +92,10 @@ class TransformersColumn(Column):
         from importlib.metadata import version
 
         self.name = label
-        self._model, self._options, self._layers = shared.model, options, layers
+        self._options, self._layers = options, layers
+        if isinstance(options, EarlyExitOptions) and not 1 <= self._exit_layer < layers:
+            raise OptionError(f"exit_layer is {self._exit_layer}; it must be 1 to {layers - 1}")
+        self._model = shared.model
         self.is_comparable = shared.is_shared
         precision = str(self._model.dtype).removeprefix("torch.")
         self.about = {
@@ -100,8 +103,6 @@ class TransformersColumn(Column):
             "precision": precision,
             "weights": "shared tensors" if shared.is_shared else "a copy of its own",
         }
-        if isinstance(options, EarlyExitOptions) and not 1 <= self._exit_layer < layers:
-            raise OptionError(f"exit_layer is {self._exit_layer}; it must be 1 to {layers - 1}")
 
     @property
     def _exit_layer(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
+from array_api_compat import to_device
 
 from selfspec.types import LayerPlan, Rows
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from selfspec.runtime.base import Runtime
 
+Numbers: TypeAlias = "np.ndarray[Any, Any]"
 _ROWS = 6  # of the many-row pass; a draft of γ 4 and its bonus need 5
 _MOST_NOISE = {"float32": 1e-3, "float64": 1e-9}  # lower precisions have no bound, only the rule of twice
 
@@ -22,8 +24,8 @@ _MOST_NOISE = {"float32": 1e-3, "float64": 1e-9}  # lower precisions have no bou
 class Comparison:
     """How an answer compares with the baseline's; ``at`` is the first token that differs.
 
-    ``gap`` is that of the two best logits there, ``noise`` the largest difference between the logits of
-    one-row and many-row passes.
+    ``gap`` is how far the lesser of the two tokens is below the best logit there, ``noise`` the largest difference
+    between the logits of one-row and many-row passes; both are None where one text ends and the other goes on.
     """
 
     kind: Literal["equal", "near-tie", "different"]
@@ -33,32 +35,28 @@ class Comparison:
 
 
 def compare(runtime: Runtime, prompt: Sequence[int], base: Sequence[int], other: Sequence[int]) -> Comparison:
-    """Compare two greedy answers to ``prompt``. A text that ends earlier differs where it ended."""
+    """Compare two greedy answers to ``prompt``."""
     if tuple(base) == tuple(other):
         return Comparison("equal")
-    pairs = enumerate(zip(base, other, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(base), len(other)))
-    gap, noise = _gap_and_noise(runtime, [*prompt, *base[:at]])
-    is_tie = gap <= 2 * noise and noise <= _MOST_NOISE.get(runtime.precision, np.inf)
-    # two texts that say the same up to where one stops are no near-tie: there was a next token, or an end
-    return Comparison("near-tie" if is_tie and at < min(len(base), len(other)) else "different", at, gap, noise)
+    at = next((i for i, (a, b) in enumerate(zip(base, other, strict=False)) if a != b), None)
+    if at is None:  # one is the beginning of the other: an end was missed, and no rounding does that
+        return Comparison("different", min(len(base), len(other)))
+    tokens = [*prompt, *base[:at]]
+    one, many = (_last_logits(runtime, tokens, rows) for rows in (1, _ROWS))
+    gap = float(one[-1].max() - min(one[-1][base[at]], one[-1][other[at]]))
+    noise = float(np.abs(one - many).max())
+    is_tie = gap <= 2 * noise and noise < _MOST_NOISE.get(runtime.precision, np.inf)
+    return Comparison("near-tie" if is_tie else "different", at, gap, noise)
 
 
-def _gap_and_noise(runtime: Runtime, tokens: list[int]) -> tuple[float, float]:
-    one, many = _last_logits(runtime, tokens, 1), _last_logits(runtime, tokens, _ROWS)
-    best = np.sort(one[-1])[-2:]
-    return float(best[1] - best[0]), float(np.abs(one - many).max())
-
-
-def _last_logits(runtime: Runtime, tokens: list[int], rows_per_pass: int) -> np.ndarray[tuple[int, int], np.dtype]:
+def _last_logits(runtime: Runtime, tokens: list[int], rows_per_pass: int) -> Numbers:
     """Logits of the last rows, run in passes of ``rows_per_pass`` after a prefill of what is before them."""
-    start = max(0, len(tokens) - _ROWS)
-    plan, cache = LayerPlan.full(runtime.config.num_layers), runtime.new_cache(1, len(tokens))
-    spans = [(i, min(i + rows_per_pass, len(tokens))) for i in range(start, len(tokens), rows_per_pass)]
+    start, stop = max(0, len(tokens) - _ROWS), len(tokens)
+    plan, cache = LayerPlan.full(runtime.config.num_layers), runtime.new_cache(1, stop)
+    spans = [(i, min(i + rows_per_pass, stop)) for i in range(start, stop, rows_per_pass)]
     out = []
     for low, high in [(0, start), *spans] if start else spans:
         rows = Rows.of([0] * (high - low), range(low, high))
         logits = runtime.logits(runtime.run(runtime.embed(tokens[low:high]), plan, rows, cache)[0])
-        if low >= start:
-            out += [np.array(row.tolist()) for row in logits]  # a torch tensor on a GPU has no other way here
-    return np.stack(out)
+        out.append(logits if isinstance(logits, np.ndarray) else np.asarray(to_device(logits, "cpu")))
+    return np.concatenate(out[1:] if start else out)
