@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from selfspec.drafters.base import option
 from selfspec.errors import OptionError
 from selfspec.measure.timing import Answer, Ask, Column, ColumnError
+from selfspec.model.config import DTYPE_BYTES
 from selfspec.types import require_types
 
 if TYPE_CHECKING:
@@ -61,9 +62,22 @@ class Transformers:
 
     @property
     def model(self) -> Any:
-        """The model. Raises ModuleNotFoundError where transformers or torch is missing."""
+        """The model.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            transformers or torch is missing.
+        ColumnError
+            Transformers cannot load the model.
+        """
         if self._model is None:
-            self._model = self._load()
+            try:
+                self._model = self._load()
+            except ModuleNotFoundError:
+                raise
+            except Exception as error:  # somebody else's program
+                raise ColumnError(f"{type(error).__name__}: {error}") from error
         return self._model
 
     def _load(self) -> Any:
@@ -73,11 +87,11 @@ class Transformers:
 
         logging.set_verbosity_error()  # its remarks on its own calls would be taken for ours
         logging.disable_progress_bar()
-        runtime = self._engine.runtime
-        tensors = getattr(runtime, "weights", None)
-        dtype = getattr(torch, runtime.precision, "auto")
+        precision = self._engine.runtime.precision
+        dtype = getattr(torch, precision) if precision in DTYPE_BYTES else "auto"
         model = AutoModelForCausalLM.from_pretrained(self._folder(), dtype=dtype).eval()
-        if tensors:
+        tensors = getattr(self._engine.runtime, "weights", None)
+        if tensors and all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
             model.load_state_dict(dict(tensors), strict=False, assign=True)
             model.tie_weights()
             model.to(next(iter(tensors.values())).device)  # the buffers
