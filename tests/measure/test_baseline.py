@@ -7,7 +7,7 @@ import json
 import pytest
 
 from selfspec.errors import OptionError
-from selfspec.measure.baseline import changes, read_baseline, require_same
+from selfspec.measure.baseline import changes, other_options, read_baseline, require_same
 
 
 def document(median, low, high, is_ours=True, **head):
@@ -22,6 +22,7 @@ def document(median, low, high, is_ours=True, **head):
         ((2.0, 1.9, 2.1), (1.5, 1.4, 1.95), True, False),  # the intervals touch
         ((1.5, 1.4, 1.6), (2.0, 1.9, 2.1), True, False),  # faster
         ((0.5, 0.45, 0.55), (0.8, 0.7, 0.9), False, True),  # a rival gained on plain
+        ((0.5, 0.45, 0.75), (0.8, 0.7, 0.9), False, False),  # the intervals touch
         ((0.8, 0.7, 0.9), (0.5, 0.45, 0.55), False, False),
     ],
 )
@@ -59,6 +60,16 @@ def test_another_file_is_refused(tmp_path, text):
         read_baseline(str(path))
     with pytest.raises(OptionError, match="cannot be read"):
         read_baseline(str(tmp_path / "none"))
+
+
+def test_other_options_are_named():
+    """Guards against a change of flags that looks like a change of speed."""
+    now = {
+        "options": {"data": "built-in", "limit": 2, "max_new_tokens": 64, "temperature": "0", "ignore_eos": False}
+    }
+    before = {"options": now["options"] | {"limit": None, "repeats": 9}}
+    assert other_options(before, now) == ["limit"]
+    assert other_options({}, now) == []
 
 
 def test_like_is_compared_with_like():

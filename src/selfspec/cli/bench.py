@@ -52,7 +52,7 @@ def command(ctx: click.Context, /, before: str | None, out: str | None, as_json:
 
     Exit code 1: a draft wrote another text than plain decoding, or something got slower than --baseline.
     """
-    from selfspec.measure.baseline import changes, read_baseline, require_same
+    from selfspec.measure.baseline import changes, other_options, read_baseline, require_same
 
     plan = _Plan.of(options)
     earlier = read_baseline(before) if before else None
@@ -62,6 +62,8 @@ def command(ctx: click.Context, /, before: str | None, out: str | None, as_json:
     head = plan.head(engine)
     if earlier:
         require_same(earlier, head)
+        if other := other_options(earlier, head):
+            note(f"the baseline was measured with other options: {', '.join(other)}")
     document, has_fault = _measured(plan, engine, head)
     click.echo(page(document))
     found = changes(earlier, document) if earlier else None

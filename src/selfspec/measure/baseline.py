@@ -13,6 +13,7 @@ from selfspec.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_SHAPING = ("data", "limit", "max_new_tokens", "temperature", "ignore_eos")
 _SAME = ("model", "runtime", "precision", "baseline")
 
 
@@ -79,6 +80,12 @@ def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
                 f"the baseline was measured with {name} {before[name]!r}, this is {now[name]!r}; "
                 "compare like with like"
             )
+
+
+def other_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Options that shape the ratios and differ between the two: what changed may be due to them."""
+    then = before.get("options", {})
+    return [name for name in _SHAPING if name in then and then[name] != now["options"][name]]
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
