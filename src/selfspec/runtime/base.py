@@ -32,7 +32,11 @@ class Runtime(ABC):
     """Runs layer plans over flat sets of rows. R rows, d hidden width, V vocabulary.
 
     Nothing here keeps lengths or positions: they come with every call, so a roll-back costs nothing.
+    ``is_row_invariant`` says that a row's result is the same to the last bit whatever other rows run beside
+    it, so that speculation changes no bit.
     """
+
+    is_row_invariant: bool = False
 
     name: str
     precision: str

@@ -7,7 +7,6 @@ the logits come back as NumPy arrays (a view, no copy), whose sorts and sums are
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from selfspec.errors import CorruptModelError, OptionError, OutOfMemoryError, Un
 from selfspec.model.config import DTYPE_BYTES
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.products import linear
+from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.types import Array, LayerPlan, Rows, SubLayer
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from selfspec.model.config import ModelConfig, Rope
+    from selfspec.model.config import ModelConfig
 
 
 class TorchCache(Cache):
@@ -134,21 +134,6 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return out.transpose(1, 2)
 
 
-def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Rotary inverse frequencies [head_dim / 2] in float32, scaled as ``rope.kind`` says."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    plain = 1.0 / rope.theta**exponents
-    if rope.kind == "linear":
-        return plain / rope.factor
-    if rope.kind == "llama3":
-        wavelength = 2 * math.pi / plain
-        ratio = rope.original_context / wavelength
-        blend = (ratio - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-        blend = blend.clamp(0.0, 1.0)  # 0 for long wavelengths: fully scaled; 1 for short ones: untouched
-        return (1 - blend) * plain / rope.factor + blend * plain
-    return plain
-
-
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
@@ -176,7 +161,9 @@ class TorchRuntime(Runtime):
         self._norm = weights["model.norm.weight"]
         self._head = self._embedding if config.tied_head else weights["lm_head.weight"]
         self._heads = [config.num_heads, config.num_kv_heads]
-        self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(self._embedding.device)
+        self._frequencies = torch.from_numpy(inverse_frequencies(config.rope, config.head_dim)).to(
+            self._embedding.device
+        )
         self.precision = str(self._embedding.dtype).removeprefix("torch.")
         self.value_bytes = self._embedding.element_size()
 

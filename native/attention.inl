@@ -1,0 +1,228 @@
+// Attention of rows over their own paths. Included per instruction set.
+// A path is cut into segments of 128 positions. Within one, the score of a position depends on nothing but its
+// query and key, and values are added position by position; segments are folded in order. So a result depends
+// on the path alone: not on where its cells lie, nor on rows beside it.
+
+template <class E> static const float* opened(const E* p, int count, float* buffer) {
+  if constexpr (sizeof(E) == sizeof(float)) {
+    return p;
+  } else {
+    for (int i = 0; i < count; i += 8) store(buffer + i, load(p + i));
+    return buffer;
+  }
+}
+
+// Scores of the 16 cells of a block for Q query vectors, `stride` apart; out[q * SEGMENT + cell].
+template <class E, int Q> static void scores(const E* k, const float* q, std::size_t stride, const Heads& h, float* out) {
+  F8 sums[Q][2];
+  UNROLL for (int i = 0; i < Q; i++) sums[i][0] = sums[i][1] = set1(0);
+  for (int d = 0; d < h.padded; d++) {
+    F8 k0 = load(k + d * 16), k1 = load(k + d * 16 + 8);
+    keep(k0), keep(k1);
+    UNROLL for (int i = 0; i < Q; i++) {
+      const F8 x = set1(q[i * stride + d]);
+      sums[i][0] = fma(k0, x, sums[i][0]), sums[i][1] = fma(k1, x, sums[i][1]);
+    }
+  }
+  const F8 scale = set1(h.scale);
+  UNROLL for (int i = 0; i < Q; i++) {
+    store(out + i * SEGMENT, mul(sums[i][0], scale)), store(out + i * SEGMENT + 8, mul(sums[i][1], scale));
+  }
+}
+
+// Adds `count` positions, p [Q][SEGMENT] their weights, to o [Q][stride]: D vectors of 8 dimensions from `d` on.
+template <class E, int Q, int D>
+static void add_values(const E* v, const float* p, int count, const Heads& h, int d, float* o, std::size_t stride) {
+  F8 sums[Q][D];
+  UNROLL for (int i = 0; i < Q; i++) UNROLL for (int j = 0; j < D; j++) sums[i][j] = load(o + i * stride + d + 8 * j);
+  for (int c = 0; c < count; c++) {
+    F8 x[D];
+    UNROLL for (int j = 0; j < D; j++) {
+      x[j] = load(v + static_cast<std::size_t>(c) * h.padded + d + 8 * j);
+      keep(x[j]);
+    }
+    UNROLL for (int i = 0; i < Q; i++) {
+      const F8 weight = set1(p[i * SEGMENT + c]);
+      UNROLL for (int j = 0; j < D; j++) sums[i][j] = fma(x[j], weight, sums[i][j]);
+    }
+  }
+  UNROLL for (int i = 0; i < Q; i++) UNROLL for (int j = 0; j < D; j++) store(o + i * stride + d + 8 * j, sums[i][j]);
+}
+
+template <class E, int Q>
+static void values(const E* v, const float* p, int count, const Heads& h, float* o, std::size_t stride) {
+  constexpr int wide = Q <= 3 ? 4 : 2;
+  int d = 0;
+  for (; d + 8 * wide <= h.padded; d += 8 * wide) add_values<E, Q, wide>(v, p, count, h, d, o, stride);
+  for (; d < h.padded; d += 8) add_values<E, Q, 1>(v, p, count, h, d, o, stride);
+}
+
+template <class E, int Q = VECTORS>
+static void scores_of(int n, const E* k, const float* q, std::size_t stride, const Heads& h, float* out) {
+  if constexpr (Q > 1)
+    if (n < Q) return scores_of<E, Q - 1>(n, k, q, stride, h, out);
+  for (; n >= Q; n -= Q, q += Q * stride, out += Q * SEGMENT) scores<E, Q>(k, q, stride, h, out);
+  if constexpr (Q > 1)
+    if (n) scores_of<E, Q - 1>(n, k, q, stride, h, out);
+}
+template <class E, int Q = VECTORS>
+static void values_of(int n, const E* v, const float* p, int count, const Heads& h, float* o, std::size_t stride) {
+  if constexpr (Q > 1)
+    if (n < Q) return values_of<E, Q - 1>(n, v, p, count, h, o, stride);
+  for (; n >= Q; n -= Q, p += Q * SEGMENT, o += Q * stride) values<E, Q>(v, p, count, h, o, stride);
+  if constexpr (Q > 1)
+    if (n) values_of<E, Q - 1>(n, v, p, count, h, o, stride);
+}
+
+// s [n] becomes exp(s - max); maximum and sum go behind the sums of the values.
+static void soften(float* s, int n, float* state) {
+  const int padded = round_up(n, 8);
+  for (int i = n; i < padded; i++) s[i] = -1e30f;
+  F8 most = set1(-1e30f), sum = set1(0);
+  for (int i = 0; i < padded; i += 8) most = max(most, load(s + i));
+  const float top = max_of(most);
+  for (int i = 0; i < padded; i += 8) {
+    const F8 e = exponential(sub(load(s + i), set1(top)));
+    store(s + i, e);
+    sum = add(sum, e);
+  }
+  state[0] = top, state[1] = sum_of(sum);
+}
+
+// sums += segment, both relative to their own maxima.
+static void merge(float* sums, const float* segment, int padded) {
+  const float m0 = sums[padded], m1 = segment[padded], top = m0 > m1 ? m0 : m1;
+  alignas(32) float change[8] = {m0 - top, m1 - top, 0, 0, 0, 0, 0, 0};
+  store(change, exponential(load(change)));
+  const F8 a = set1(change[0]), b = set1(change[1]);
+  for (int d = 0; d < padded; d += 8) store(sums + d, fma(load(segment + d), b, mul(load(sums + d), a)));
+  sums[padded] = top;
+  sums[padded + 1] = fused(segment[padded + 1], change[1], sums[padded + 1] * change[0]);
+}
+
+static void fold(const float* partials, int count, const Heads& h, float* work, float* out) {
+  const int stride = h.padded + 8;
+  std::memcpy(work, partials, sizeof(float) * stride);
+  for (int i = 1; i < count; i++) merge(work, partials + i * stride, h.padded);
+  const F8 inverse = set1(1.0f / work[h.padded + 1]);
+  alignas(32) float last[8];
+  for (int d = 0; d < h.width; d += 8) {
+    const F8 v = mul(load(work + d), inverse);
+    if (d + 8 <= h.width) {
+      store(out + d, v);
+    } else {
+      store(last, v);
+      std::memcpy(out + d, last, sizeof(float) * (h.width - d));
+    }
+  }
+}
+
+// The memory of one attend: scores and sums of all query vectors of the tile, two opened blocks, one block's scores.
+template <class E> struct Work {
+  const Attend& task;
+  const Heads& h;
+  const E* keys;
+  const E* vals;
+  float *weights, *sums, *buffer, *lanes, *queries;
+  std::size_t stride;  // of sums and queries
+
+  Work(const Attend& t, const Heads& heads)
+      : task(t), h(heads), keys(static_cast<const E*>(t.keys)), vals(static_cast<const E*>(t.values)) {
+    const int vectors = t.rows * h.group;
+    stride = h.padded + 8;
+    weights = t.scratch;
+    sums = weights + vectors * SEGMENT;
+    queries = sums + vectors * stride;
+    buffer = queries + vectors * stride;
+    lanes = buffer + 16 * h.padded;
+    for (int r = 0; r < t.rows; r++)
+      for (int g = 0; g < h.group; g++)
+        std::memcpy(queries + (r * h.group + g) * stride, t.queries + r * t.query_stride + g * h.padded,
+                    sizeof(float) * h.padded);
+  }
+  int direct(int r, int low) const { return clipped(task.paths[r].direct, low); }
+  int length(int r, int low) const { return clipped(task.paths[r].length, low); }
+  static int clipped(int end, int low) { return end - low < 0 ? 0 : end - low < SEGMENT ? end - low : SEGMENT; }
+
+  void score(int low) {
+    int most = 0;
+    for (int r = 0; r < task.rows; r++) most = direct(r, low) > most ? direct(r, low) : most;
+    for (int b = 0; b < most; b += 16) {
+      const E* k = keys + static_cast<std::size_t>(low + b) * h.padded;
+      ahead(k + 32 * h.padded);
+      if (task.rows == 1) scores_of(h.group, k, queries, stride, h, weights + b);
+      else scores_of(task.rows * h.group, opened(k, 16 * h.padded, buffer), queries, stride, h, weights + b);
+    }
+    for (int r = 0; r < task.rows; r++) score_tail(r, low);
+  }
+  // Scattered cells: score their whole blocks, and take the lanes that are wanted.
+  void score_tail(int r, int low) {
+    const Path& path = task.paths[r];
+    std::int64_t there = -1;
+    for (int i = direct(r, low); i < length(r, low); i++) {
+      const std::int64_t cell = path.tail[low + i - path.direct], block = cell / 16;
+      if (block != there)
+        scores_of(h.group, keys + block * 16 * h.padded, queries + r * h.group * stride, stride, h, lanes);
+      there = block;
+      for (int g = 0; g < h.group; g++) weights[(r * h.group + g) * SEGMENT + i] = lanes[g * SEGMENT + cell % 16];
+    }
+  }
+  void soften_all(int low) {
+    std::memset(sums, 0, sizeof(float) * task.rows * h.group * stride);
+    for (int r = 0; r < task.rows; r++)
+      for (int i = r * h.group; length(r, low) && i < (r + 1) * h.group; i++)
+        soften(weights + i * SEGMENT, length(r, low), sums + i * stride + h.padded);
+  }
+  void add_all(int low) {
+    int common = SEGMENT;
+    for (int r = 0; r < task.rows; r++) common = direct(r, low) < common ? direct(r, low) : common;
+    const E* v = vals + static_cast<std::size_t>(low) * h.padded;
+    if (task.rows == 1) {
+      values_of(h.group, v, weights, common, h, sums, stride);
+    } else {
+      for (int b = 0; b < common; b += 16) {
+        const int count = common - b < 16 ? common - b : 16;
+        ahead(v + (b + 32) * h.padded);
+        const float* x = opened(v + b * h.padded, count * h.padded, buffer);
+        values_of(task.rows * h.group, x, weights + b, count, h, sums, stride);
+      }
+    }
+    for (int r = 0; r < task.rows; r++) add_rest(r, low, common);
+  }
+  void add_rest(int r, int low, int done) {
+    const Path& path = task.paths[r];
+    float *p = weights + r * h.group * SEGMENT, *o = sums + r * h.group * stride;
+    const int plain = direct(r, low);
+    if (plain > done)
+      values_of(h.group, vals + static_cast<std::size_t>(low + done) * h.padded, p + done, plain - done, h, o, stride);
+    for (int i = plain; i < length(r, low); i++)
+      values_of(h.group, vals + path.tail[low + i - path.direct] * h.padded, p + i, 1, h, o, stride);
+  }
+  void put(int segment) {
+    for (int r = 0; r < task.rows; r++) {
+      if (!length(r, segment * SEGMENT)) continue;
+      for (int g = 0; g < h.group; g++) {
+        float* out = task.partials + r * task.row_stride + g * task.head_stride;
+        const float* own = sums + (r * h.group + g) * stride;
+        if (task.folded && segment > task.first) merge(out, own, h.padded);
+        else std::memcpy(out + (task.folded ? 0 : segment * stride), own, sizeof(float) * (h.padded + 2));
+      }
+    }
+  }
+  void ahead(const E* p) const {
+    for (std::size_t i = 0; i < 16 * h.padded * sizeof(E); i += 64) prefetch(reinterpret_cast<const char*>(p) + i);
+  }
+};
+
+template <class E> static void attend_as(const Attend& task, const Heads& h) {
+  Work<E> work(task, h);
+  for (int segment = task.first; segment < task.last; segment++) {
+    const int low = segment * SEGMENT;
+    work.score(low), work.soften_all(low), work.add_all(low), work.put(segment);
+  }
+}
+
+static void attend(const Attend& task, const Heads& h) {
+  if (task.half) attend_as<std::uint16_t>(task, h);
+  else attend_as<float>(task, h);
+}

@@ -1,0 +1,23 @@
+// The kernels for AVX2, FMA and F16C. Compiled with those flags, so it uses nothing inline of the standard library.
+
+#include "simd_avx2.h"
+
+namespace selfspec::avx2 {
+
+static inline std::uint16_t one_half(float x) { return static_cast<std::uint16_t>(_cvtss_sh(x, 0)); }
+
+#include "rowwise.inl"
+#include "tiles.inl"
+#include "attention.inl"
+
+}  // namespace selfspec::avx2
+
+namespace selfspec {
+
+const Kernels& avx2_kernels() {
+  using namespace avx2;
+  static const Kernels set{"avx2", norm, prepare, rotate, store_key, store_value, product, attend, fold, total};
+  return set;
+}
+
+}  // namespace selfspec

@@ -1,0 +1,23 @@
+// The kernels in plain C++.
+#include "simd_portable.h"
+
+namespace selfspec::portable {
+
+static inline std::uint16_t one_half(float x) { return to_half(x); }
+
+#include "rowwise.inl"
+#include "tiles.inl"
+#include "attention.inl"
+
+}  // namespace selfspec::portable
+
+namespace selfspec {
+
+const Kernels& portable_kernels() {
+  using namespace portable;
+  static const Kernels set{"portable", norm,    prepare, rotate, store_key, store_value,
+                           product,    attend, fold,    total};
+  return set;
+}
+
+}  // namespace selfspec
