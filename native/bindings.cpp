@@ -259,6 +259,21 @@ struct PyModel {
     model.best(x.data(), static_cast<int>(x.shape(0)), w, index.data(), logit.data(), lse.data());
   }
 
+  void sweep(const std::vector<Bytes>& arrays) {
+    std::vector<std::pair<const std::uint8_t*, std::size_t>> spans;
+    for (const Bytes& bytes : arrays) spans.emplace_back(bytes.data(), bytes.size());
+    const nb::gil_scoped_release release;
+    model.sweep(spans);
+  }
+
+  // Seconds since the last call by operator; from the first call on they are counted.
+  std::vector<double> seconds() {
+    const std::vector<double> so_far(model.seconds.begin() + 1, model.seconds.end());
+    model.seconds.fill(0);
+    model.timed = true;
+    return so_far;
+  }
+
   void move_cells(Cache& cache, const Integers& slots, const Integers& from, const Integers& to) {
     require(slots.size() == from.size() && slots.size() == to.size(), "as many slots as cells");
     const auto inside = [&](std::int64_t cell) { return cell >= 0 && cell < cache.length(); };
@@ -294,5 +309,7 @@ NB_MODULE(_native, m) {
       .def("run", &PyModel::run, "hidden"_a.noconvert(), "plan"_a, "rows"_a, "cache"_a)
       .def("logits", &PyModel::logits, "hidden"_a.noconvert(), "out"_a.noconvert(), "head"_a.none())
       .def("best", &PyModel::best, "hidden"_a.noconvert(), "index"_a.noconvert(), "logit"_a.noconvert(), "lse"_a.noconvert(), "head"_a.none())
+      .def("sweep", &PyModel::sweep, "arrays"_a)
+      .def("seconds", &PyModel::seconds)
       .def("move", &PyModel::move_cells, "cache"_a, "slots"_a.noconvert(), "from_cells"_a.noconvert(), "to_cells"_a.noconvert());
 }

@@ -16,7 +16,7 @@ namespace selfspec {
 
 const Kernels& avx2_kernels() {
   using namespace avx2;
-  static const Kernels set{"avx2", norm, prepare, rotate, store_key, store_value, product, attend, fold, total};
+  static const Kernels set{"avx2", norm, prepare, rotate, store_key, store_value, product, attend, fold, total, sweep};
   return set;
 }
 

@@ -16,7 +16,7 @@ namespace selfspec {
 const Kernels& portable_kernels() {
   using namespace portable;
   static const Kernels set{"portable", norm,    prepare, rotate, store_key, store_value,
-                           product,    attend, fold,    total};
+                           product,    attend, fold,    total,  sweep};
   return set;
 }
 

@@ -125,6 +125,8 @@ struct Kernels {
   void (*fold)(const float* partials, int count, const Heads& heads, float* work, float* out);
   // sum of sums[i] * exp(logits[i] - most)
   float (*total)(const Best* best, int count, float most);
+  // reads whole cache lines and returns something of them
+  float (*sweep)(const std::uint8_t* data, std::size_t size);
 };
 
 const Kernels& portable_kernels();

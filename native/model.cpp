@@ -97,4 +97,16 @@ void Model::best(const float* x, int rows, const Matrix& w, std::int64_t* index,
   });
 }
 
+void Model::sweep(const std::vector<std::pair<const std::uint8_t*, std::size_t>>& spans) {
+  teams_.run([&](Team& team) {
+    std::vector<float> sums(team.size());
+    team.run([&](int id) {
+      for (const auto& [data, size] : spans) {
+        const std::size_t lines = size / 64, first = lines * id / team.size(), last = lines * (id + 1) / team.size();
+        sums[id] += kernels.sweep(data + first * 64, (last - first) * 64);
+      }
+    });
+  });
+}
+
 }  // namespace selfspec

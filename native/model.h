@@ -1,5 +1,7 @@
 // A decoder of the Llama type: its weights, which belong to the caller, and the memory of its passes.
 #pragma once
+#include <array>
+#include <utility>
 #include <vector>
 
 #include "cache.h"
@@ -52,6 +54,10 @@ struct Step {
   float* tap = nullptr;  // [rows, hidden]: where the residual stream after it is copied
 };
 
+// Where the time of member 0 goes, waiting for others included.
+enum class Clock : std::uint8_t { start, norm, qkv, place, attend, out, gate_up, down, head, count };
+using Clocks = std::array<double, static_cast<std::size_t>(Clock::count)>;
+
 class Model {
  public:
   Model(const Sizes& sizes, std::vector<float> frequencies, const Kernels& kernels, int threads);
@@ -59,6 +65,8 @@ class Model {
   void run(float* x, const std::vector<Step>& steps, const Rows& rows, Cache& cache);
   // Final norm and head over x [rows, hidden]: logits [rows, head.n].
   void logits(const float* x, int rows, const Matrix& head, float* out);
+  // Read bytes as products do, each member its share, without arithmetic: the floor of any pass.
+  void sweep(const std::vector<std::pair<const std::uint8_t*, std::size_t>>& spans);
   // The largest logit of each row, its index (the first of equals), and log-sum-exp of all.
   void best(const float* x, int rows, const Matrix& head, std::int64_t* index, float* logit, float* lse);
 
@@ -70,6 +78,8 @@ class Model {
   std::vector<float> final_norm;
   Linear head;
   int threads() const { return teams_.size(); }
+  bool timed = false;  // whether passes add to `seconds`
+  Clocks seconds{};
 
  private:
   friend class Pass;

@@ -1,6 +1,7 @@
 #include "pass.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 
@@ -93,9 +94,11 @@ void Pass::layers(const std::vector<Step>& steps, const Rows& rows, Cache& cache
   plan(steps);
   counters_.clear(0);
   team_.run([&](int id) {
-    Member me{id};
+    Member me{.id = id};
+    lap(me, Clock::start);
     angles(id);
     team_.barrier();
+    lap(me, Clock::place);
     for (const Step& step : steps) {
       const Layer& layer = m_.layers[step.layer];
       if (step.part == Sub::attention) attention(me, layer, step.layer);
@@ -111,12 +114,22 @@ void Pass::head(const Product& product) {
   products_.push_back(product);
   counters_.clear(0);
   team_.run([&](int id) {
-    Member me{id};
+    Member me{.id = id};
+    lap(me, Clock::start);
     multiply(me, normed(me, m_.final_norm));
+    lap(me, Clock::head);
   });
 }
 
 // -- inside of the job: every member runs these ------------------------------------------------------------
+
+void Pass::lap(Member& me, Clock clock) {
+  if (!m_.timed || me.id != 0) return;
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  const double now = std::chrono::duration<double>(since).count();
+  if (clock != Clock::start) m_.seconds[static_cast<std::size_t>(clock)] += now - me.clock;
+  me.clock = now;
+}
 
 // A phase takes pieces from a set of counters; member 0 clears the next set, which nobody uses yet.
 void Pass::begin(Member& me) {
@@ -237,27 +250,42 @@ void Pass::attend(Member& me, int layer) {
   end(me);
 }
 
-void Pass::attention(Member& me, const Layer& layer, int index) {
-  multiply(me, normed(me, layer.attention_norm));
-  place(me.id, index);
-  team_.barrier();
-  attend(me, index);
+// The results of attention, folded from their segments.
+Acts Pass::folded(Member& me) {
   const Heads& h = m_.heads;
   const std::size_t stride = partials_ * (h.padded + 8);
-  multiply(me, prepared(me, [&](int r, float* buffer) {
+  return prepared(me, [&](int r, float* buffer) {
     const int count = partials_ == 1 ? 1 : segments_of(paths_[r].length), width = m_.sizes.query();
     for (int head = 0; head < m_.sizes.heads; head++)
       k_.fold(s_.partials + (static_cast<std::size_t>(r) * m_.sizes.heads + head) * stride, count, h,
               s_.attend[me.id], buffer + head * h.width);
     std::fill(buffer + width, buffer + round_up(width, BLOCK), 0.0f);
     return static_cast<const float*>(buffer);
-  }));
+  });
+}
+
+void Pass::attention(Member& me, const Layer& layer, int index) {
+  const Acts x = normed(me, layer.attention_norm);
+  lap(me, Clock::norm);
+  multiply(me, x);
+  lap(me, Clock::qkv);
+  place(me.id, index);
+  team_.barrier();
+  lap(me, Clock::place);
+  attend(me, index);
+  lap(me, Clock::attend);
+  multiply(me, folded(me));
+  lap(me, Clock::out);
 }
 
 void Pass::mlp(Member& me, const Layer& layer) {
-  multiply(me, normed(me, layer.mlp_norm));
+  const Acts x = normed(me, layer.mlp_norm);
+  lap(me, Clock::norm);
+  multiply(me, x);
+  lap(me, Clock::gate_up);
   const std::size_t ff = round_up(m_.sizes.intermediate, BLOCK);
   multiply(me, prepared(me, [&](int r, float*) { return static_cast<const float*>(s_.hidden + r * ff); }));
+  lap(me, Clock::down);
 }
 
 }  // namespace selfspec

@@ -26,6 +26,7 @@ class Pass {
  private:
   struct Member {
     int id, phase = 0, product = 0;
+    double clock = 0;
   };
   struct Item {
     int first, rows, head, low, high;  // rows [first, first + rows), segments [low, high)
@@ -39,9 +40,11 @@ class Pass {
   void attend(Member& me, int layer);
   template <class F> Acts prepared(Member& me, F row);
   Acts normed(Member& me, const std::vector<float>& weight);
+  Acts folded(Member& me);
   void multiply(Member& me, const Acts& acts);
   void groups(const Product& p, const Acts& acts, int g0, int g1, Ahead ahead);
   int share(int total, int id) const { return static_cast<int>(static_cast<std::int64_t>(total) * id / team_.size()); }
+  void lap(Member& me, Clock clock);
   void begin(Member& me);
   void end(Member& me);
 

@@ -106,3 +106,14 @@ static float total(const Best* best, int count, float most) {
   }
   return sum_of(sum);
 }
+
+static float sweep(const std::uint8_t* data, std::size_t size) {
+  F8 sums[8] = {set1(0), set1(0), set1(0), set1(0), set1(0), set1(0), set1(0), set1(0)};
+  const float* p = reinterpret_cast<const float*>(data);
+  for (std::size_t i = 0; i + 64 <= size / 4; i += 64, p += 64) {
+    for (int j = 0; j < 4; j++) prefetch(p + 2048 + 16 * j);
+    for (int j = 0; j < 8; j++) sums[j] = max(sums[j], load(p + 8 * j));
+  }
+  for (int j = 1; j < 8; j++) sums[0] = max(sums[0], sums[j]);
+  return max_of(sums[0]);
+}

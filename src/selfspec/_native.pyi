@@ -83,3 +83,12 @@ class Model:
         self, cache: Cache, slots: NDArray[np.int64], from_cells: NDArray[np.int64], to_cells: NDArray[np.int64]
     ) -> None:
         """Copy cells of the cache in every layer, one after the other."""
+
+    def sweep(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
+        """Read every byte once, as products do but without arithmetic: the floor of a pass."""
+
+    def seconds(self) -> list[float]:
+        """Seconds since the last call: norms, qkv, rotary and cache, attention, output, gate and up, down, head.
+
+        Nothing is counted before the first call.
+        """
