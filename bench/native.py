@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors import safe_open
 
+from selfspec.model.families import weight_shapes
 from selfspec.model.load import find_checkpoint
 from selfspec.runtime.cpu import CpuRuntime
-from selfspec.runtime.packing import KINDS, Packed, pack
+from selfspec.runtime.packing import KINDS, Packed, allocate, pack, packed_bytes
 from selfspec.types import LayerPlan, Rows
 
 if TYPE_CHECKING:
@@ -32,13 +33,17 @@ OPERATORS = ("norms", "qkv", "rotary+cache", "attention", "output", "gate+up", "
 
 
 def packed_model(checkpoint: Any, kind: str) -> dict[str, Any]:
-    """The weights of a checkpoint, packed in one kind."""
-    weights: dict[str, Any] = {}
-    for path in sorted(set(checkpoint.weight_files.values())):
+    """The weights of a checkpoint, packed in one kind, one after the other in one piece of memory."""
+    shapes = {name: shape for name, shape in weight_shapes(checkpoint.config).items() if len(shape) == 2}
+    arena = allocate(sum(packed_bytes(kind, *shape) for shape in shapes.values()))
+    used, weights = 0, {}
+    for name, path in checkpoint.weight_files.items():
         with safe_open(path, framework="np") as file:
-            for name in (n for n, p in checkpoint.weight_files.items() if p == path):
-                array = file.get_tensor(name)
-                weights[name] = pack(array, kind) if array.ndim == 2 else array.astype(np.float32)
+            weights[name] = file.get_tensor(name).astype(np.float32)
+        if name in shapes:
+            size = packed_bytes(kind, *shapes[name])
+            weights[name] = pack(weights[name], kind, arena[used : used + size])
+            used += size
     return weights
 
 
@@ -111,8 +116,9 @@ def report(kind: str, case: Case, args: argparse.Namespace) -> dict[str, Any]:
     bandwidth = case.size / min(times["floor"]) / 1e6
     kv = case.runtime.config.kv_values_per_token * case.context * (4 if case.runtime.kv == "float32" else 2)
     print(
-        f"{kind}: {case.size / 1e6:.0f} MB of weights, {kv / 1e6:.1f} MB of KV; read alone {floor:.2f} ms "
-        f"(best {min(times['floor']):.2f}: {bandwidth:.1f} GB/s)\n  one row {one:.2f} ms (best {min(times['1']):.2f}), "
+        f"{kind}: {case.size / 1e6:.0f} MB of weights, {kv / 1e6:.1f} MB of KV\n"
+        f"  weights read alone {floor:.2f} ms (best {min(times['floor']):.2f}: {bandwidth:.1f} GB/s)\n"
+        f"  one row {one:.2f} ms (best {min(times['1']):.2f}), "
         f"{ratio:.2f} x reading the weights, {ratio / (1 + kv / case.size):.2f} x reading weights and KV"
     )
     v = {n: median(a / b for a, b in zip(times[n], times["1"], strict=True)) for n in times if n != "floor"}

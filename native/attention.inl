@@ -168,6 +168,7 @@ template <class E> struct Work {
     }
   }
   void soften_all(int low) {
+    ahead(vals + static_cast<std::size_t>(low) * h.padded), ahead(vals + static_cast<std::size_t>(low + 16) * h.padded);
     std::memset(sums, 0, sizeof(float) * task.rows * h.group * stride);
     for (int r = 0; r < task.rows; r++)
       for (int i = r * h.group; length(r, low) && i < (r + 1) * h.group; i++)
@@ -177,15 +178,11 @@ template <class E> struct Work {
     int common = SEGMENT;
     for (int r = 0; r < task.rows; r++) common = direct(r, low) < common ? direct(r, low) : common;
     const E* v = vals + static_cast<std::size_t>(low) * h.padded;
-    if (task.rows == 1) {
-      values_of(h.group, v, weights, common, h, sums, stride);
-    } else {
-      for (int b = 0; b < common; b += 16) {
-        const int count = common - b < 16 ? common - b : 16;
-        ahead(v + (b + 32) * h.padded);
-        const float* x = opened(v + b * h.padded, count * h.padded, buffer);
-        values_of(task.rows * h.group, x, weights + b, count, h, sums, stride);
-      }
+    for (int b = 0; b < common; b += 16, v += 16 * h.padded) {
+      const int count = common - b < 16 ? common - b : 16;
+      ahead(v + 32 * h.padded);
+      if (task.rows == 1) values_of(h.group, v, weights + b, count, h, sums, stride);
+      else values_of(task.rows * h.group, opened(v, count * h.padded, buffer), weights + b, count, h, sums, stride);
     }
     for (int r = 0; r < task.rows; r++) add_rest(r, low, common);
   }

@@ -89,6 +89,28 @@ void pack_gguf(const std::string& type, Array<const std::uint8_t, nb::ndim<2>> r
   pack_blocks(blocks, rows.data(), w.n, w.k, out.data());
 }
 
+// Zeroed memory in huge pages where the system has them: weights are one long stream.
+nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> allocate(std::size_t size) {
+  auto* memory = new Memory(size);
+  const nb::capsule owner(memory, [](void* p) noexcept { delete static_cast<Memory*>(p); });
+  return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(memory->as<std::uint8_t>(), {size}, owner);
+}
+
+// What the processor has of what the kernels use or might use.
+std::vector<std::string> features() {
+  std::vector<std::string> found;
+#ifdef SELFSPEC_AVX2
+  const std::pair<const char*, int> all[] = {{"avx2", __builtin_cpu_supports("avx2")},
+                                             {"fma", __builtin_cpu_supports("fma")},
+                                             {"f16c", __builtin_cpu_supports("f16c")},
+                                             {"avx512f", __builtin_cpu_supports("avx512f")},
+                                             {"avx512vnni", __builtin_cpu_supports("avx512vnni")}};
+  for (const auto& [name, there] : all)
+    if (there) found.emplace_back(name);
+#endif
+  return found;
+}
+
 void check_rows(const Held& m, Integers rows) {
   for (std::size_t i = 0; i < rows.size(); i++)
     if (rows.data()[i] < 0 || rows.data()[i] >= m.w.n) throw nb::index_error("no such row");
@@ -288,7 +310,9 @@ struct PyModel {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  m.def("features", &features);
   m.def("kernel_sets", &kernel_sets);
+  m.def("allocate", &allocate, "size"_a);
   m.def("packed_bytes", [](const std::string& kind, int rows, int columns) {
     return Matrix{kind_named(kind), rows, columns, nullptr}.bytes();
   }, "kind"_a, "rows"_a, "columns"_a);

@@ -4,8 +4,6 @@
 
 namespace selfspec::avx2 {
 
-static inline std::uint16_t one_half(float x) { return static_cast<std::uint16_t>(_cvtss_sh(x, 0)); }
-
 #include "rowwise.inl"
 #include "tiles.inl"
 #include "attention.inl"

@@ -3,8 +3,6 @@
 
 namespace selfspec::portable {
 
-static inline std::uint16_t one_half(float x) { return to_half(x); }
-
 #include "rowwise.inl"
 #include "tiles.inl"
 #include "attention.inl"

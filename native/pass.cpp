@@ -177,7 +177,8 @@ void Pass::multiply(Member& me, const Acts& acts) {
   const Product* after = more ? &products_[me.product] : nullptr;
   const std::uint8_t* next = after ? after->at(share(after->groups(), me.id)) : nullptr;
   begin(me);
-  const int total = p.groups(), size = team_.size(), piece = std::max(1, total / (32 * size));
+  // with several panels of rows a larger piece, so that a panel is used often while it is in the cache
+  const int total = p.groups(), size = team_.size(), piece = std::max(1, total / ((count_ > PANEL ? 4 : 32) * size));
   for (int i = 0; i < size; i++) {  // the own share first, then what the others have left
     const int owner = (me.id + i) % size, first = share(total, owner), last = share(total, owner + 1);
     std::atomic<int>& taken = counters_.at(me.phase, owner);

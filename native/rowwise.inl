@@ -76,21 +76,32 @@ static void rotate(const float* x, const float* cosines, const float* sines, con
   for (int j = heads.width; j < heads.padded; j++) out[j] = 0.0f;
 }
 
-static void store_key(const float* k, void* block, int lane, bool half, const Heads& heads) {
-  for (int d = 0; d < heads.width; d++) {
-    if (half)
-      static_cast<std::uint16_t*>(block)[d * 16 + lane] = one_half(k[d]);
-    else
-      static_cast<float*>(block)[d * 16 + lane] = k[d];
+template <class E> static void store_key_as(const float* k, E* block, int lane, int width) {
+  alignas(32) E row[8];
+  for (int d = 0; d < width; d += 8) {
+    const int count = width - d < 8 ? width - d : 8;
+    store(row, load(k + d));
+    for (int i = 0; i < count; i++) block[(d + i) * 16 + lane] = row[i];
   }
 }
+static void store_key(const float* k, void* block, int lane, bool half, const Heads& heads) {
+  if (half) store_key_as(k, static_cast<std::uint16_t*>(block), lane, heads.width);
+  else store_key_as(k, static_cast<float*>(block), lane, heads.width);
+}
 
+template <class E> static void store_value_as(const float* v, E* cell, int width) {
+  int d = 0;
+  for (; d + 8 <= width; d += 8) store(cell + d, load(v + d));
+  if (d == width) return;
+  alignas(32) float rest[8] = {0};
+  alignas(32) E row[8];
+  std::memcpy(rest, v + d, sizeof(float) * (width - d));
+  store(row, load(rest));
+  std::memcpy(cell + d, row, sizeof(E) * (width - d));
+}
 static void store_value(const float* v, void* cell, bool half, const Heads& heads) {
-  if (!half) {
-    std::memcpy(cell, v, sizeof(float) * heads.width);
-    return;
-  }
-  for (int d = 0; d < heads.width; d++) static_cast<std::uint16_t*>(cell)[d] = one_half(v[d]);
+  if (half) store_value_as(v, static_cast<std::uint16_t*>(cell), heads.width);
+  else store_value_as(v, static_cast<float*>(cell), heads.width);
 }
 
 static float total(const Best* best, int count, float most) {

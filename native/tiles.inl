@@ -172,8 +172,9 @@ static void finish(const Part& part, const Part* second, Finish how, int g, int 
 
 static void product(const Part& part, const Part* second, Finish how, const Acts& acts, int g0, int g1, Ahead ahead) {
   alignas(64) float f[PANEL * GROUP], f2[PANEL * GROUP];
-  Ahead other = ahead;
+  Ahead other = ahead;  // of the second matrix, whose share ends at the same group
   if (second) other.end = second->w.data + (ahead.end - part.w.data) / part.w.group_bytes() * second->w.group_bytes();
+  if (second && ahead.next) other.next += DISTANCE;
   for (int first = 0; first < acts.rows; first += PANEL) {
     const int rows = acts.rows - first < PANEL ? acts.rows - first : PANEL;
     const View x = view(acts, first, rows);

@@ -9,6 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+def features() -> list[str]:
+    """Instruction sets of this processor that matter here, for `info`."""
+
+def allocate(size: int) -> NDArray[np.uint8]:
+    """Zeroed memory in huge pages where the system has them; it appears when it is touched."""
+
 def kernel_sets() -> list[str]:
     """The kernel sets that this processor runs, the fastest first: "avx2", "portable"."""
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize, quantize
 
-from selfspec.runtime.packing import Packed, aligned_bytes, pack, pack_blocks, packed_bytes
+from selfspec.runtime.packing import Packed, allocate, pack, pack_blocks, packed_bytes
 
 SHAPES = [(16, 32), (1, 1), (17, 33), (203, 100)]
 
@@ -63,7 +63,7 @@ def test_gguf_blocks_are_taken_over_exactly(blocks, shape):
 
 def test_packing_goes_where_it_is_told():
     """Guards the memory-mapped cache: nothing is copied, and the size is the one announced."""
-    data = aligned_bytes(packed_bytes("int4", 40, 70))
+    data = allocate(packed_bytes("int4", 40, 70))
     assert data.ctypes.data % 64 == 0
     assert pack(matrix((40, 70)), "int4", data).data is data
     assert len(data) == 3 * 3 * 320

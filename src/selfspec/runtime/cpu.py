@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -152,15 +153,12 @@ class CpuRuntime(Runtime):
         """Run the sub-layers of ``plan`` in one call of the core."""
         assert isinstance(cache, CpuCache)
         out = np.array(hidden, dtype=np.float32, order="C")
-        steps = np.asarray([2 * layer + (part == "mlp") for layer, part in plan.steps], dtype=np.int64)
-        wanted = {tap: i for i, tap in enumerate(taps)}
-        places = np.asarray([wanted.get(step, -1) for step in plan.steps], dtype=np.int64)
+        steps, places = _steps(plan, tuple(taps))
         tapped = np.empty((len(taps), *out.shape), dtype=np.float32)
         if len(steps):
             where = (_integers(rows.slots), _integers(rows.positions), _lineage(rows))
             self._model.run(out, (steps, places, tapped), where, cache.native)
-        ran = set(plan.steps)
-        return out, {tap: tapped[i] for tap, i in wanted.items() if tap in ran}
+        return out, {tap: tapped[i] for i, tap in enumerate(taps) if i in places}
 
     def logits(self, hidden: Any, head: Packed | None = None) -> Floats:
         """Final norm and LM head over ``hidden`` [R, d]: logits [R, V], or of the rows of a trimmed ``head``."""
@@ -191,6 +189,14 @@ class CpuRuntime(Runtime):
         order = np.argsort(rows.positions, kind="stable")
         where = (_integers(values[order]) for values in (rows.slots, rows.cells, rows.positions))
         self._model.move(cache.native, *where)
+
+
+@lru_cache(maxsize=256)  # a drafter repeats its plans
+def _steps(plan: LayerPlan, taps: tuple[SubLayer, ...]) -> tuple[Integers, Integers]:
+    """The steps of a plan as the core wants them, and for each the index of its tap, or -1."""
+    steps = [2 * layer + (part == "mlp") for layer, part in plan.steps]
+    places = [taps.index(step) if step in taps else -1 for step in plan.steps]
+    return np.asarray(steps, dtype=np.int64), np.asarray(places, dtype=np.int64)
 
 
 def available_processors() -> int:

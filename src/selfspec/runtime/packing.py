@@ -70,7 +70,7 @@ class Packed:
 
     def take(self, rows: NDArray[np.int64]) -> Packed:
         """A matrix of the given rows, bit for bit: a trimmed head."""
-        data = aligned_bytes(packed_bytes(self.kind, len(rows), self.columns))
+        data = allocate(packed_bytes(self.kind, len(rows), self.columns))
         native().take_rows(self.matrix(), np.ascontiguousarray(rows, dtype=np.int64), data)
         return Packed(self.kind, len(rows), self.columns, data)
 
@@ -83,17 +83,16 @@ def packed_bytes(kind: str, rows: int, columns: int) -> int:
     return int(native().packed_bytes(kind, rows, columns))
 
 
-def aligned_bytes(size: int) -> NDArray[np.uint8]:
-    """Uninitialised memory that begins at a cache line."""
-    raw = np.empty(size + 64, dtype=np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size]
+def allocate(size: int) -> NDArray[np.uint8]:
+    """Zeroed memory for weights, aligned, in huge pages where the system has them and it is large enough."""
+    memory: NDArray[np.uint8] = native().allocate(size)
+    return memory
 
 
 def pack(weights: NDArray[Any], kind: str, out: NDArray[np.uint8] | None = None) -> Packed:
     """Pack weights [rows, columns] of any float type, into ``out`` if it is given."""
     rows, columns = weights.shape
-    data = aligned_bytes(packed_bytes(kind, rows, columns)) if out is None else out
+    data = allocate(packed_bytes(kind, rows, columns)) if out is None else out
     native().pack(kind, np.ascontiguousarray(weights, dtype=np.float32), data)
     return Packed(kind, rows, columns, data)
 
@@ -105,6 +104,6 @@ def pack_blocks(rows: NDArray[np.uint8], blocks: str, out: NDArray[np.uint8] | N
     """
     kind = KIND_OF_BLOCKS[blocks]
     columns = rows.shape[1] // {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}[blocks] * 32
-    data = aligned_bytes(packed_bytes(kind, rows.shape[0], columns)) if out is None else out
+    data = allocate(packed_bytes(kind, rows.shape[0], columns)) if out is None else out
     native().pack_blocks(blocks, np.ascontiguousarray(rows), data)
     return Packed(kind, rows.shape[0], columns, data)
