@@ -12,21 +12,33 @@ template <class E> static const float* opened(const E* p, int count, float* buff
   }
 }
 
-// Scores of the 16 cells of a block for Q query vectors, `stride` apart; out[q * SEGMENT + cell].
-template <class E, int Q> static void scores(const E* k, const float* q, std::size_t stride, const Heads& h, float* out) {
-  F8 sums[Q][2];
-  UNROLL for (int i = 0; i < Q; i++) sums[i][0] = sums[i][1] = set1(0);
-  for (int d = 0; d < h.padded; d++) {
-    F8 k0 = load(k + d * 16), k1 = load(k + d * 16 + 8);
-    keep(k0), keep(k1);
+// Scores of the cells of B blocks for Q query vectors, q [padded][Q]; out[i * SEGMENT + cell].
+template <class E, int Q, int B> static void scores(const E* k, const float* q, const Heads& h, float* out) {
+  F8 sums[Q][2 * B];
+  UNROLL for (int i = 0; i < Q; i++) UNROLL for (int j = 0; j < 2 * B; j++) sums[i][j] = set1(0);
+  const E* second = k + 16 * h.padded;
+  for (int d = 0; d < h.padded; d++, k += 16, second += 16, q += Q) {
+    F8 x[2 * B];
+    UNROLL for (int j = 0; j < 2 * B; j++) {
+      x[j] = load((j < 2 ? k : second) + j % 2 * 8);
+      keep(x[j]);
+    }
     UNROLL for (int i = 0; i < Q; i++) {
-      const F8 x = set1(q[i * stride + d]);
-      sums[i][0] = fma(k0, x, sums[i][0]), sums[i][1] = fma(k1, x, sums[i][1]);
+      const F8 y = set1(q[i]);
+      UNROLL for (int j = 0; j < 2 * B; j++) sums[i][j] = fma(x[j], y, sums[i][j]);
     }
   }
   const F8 scale = set1(h.scale);
-  UNROLL for (int i = 0; i < Q; i++) {
-    store(out + i * SEGMENT, mul(sums[i][0], scale)), store(out + i * SEGMENT + 8, mul(sums[i][1], scale));
+  UNROLL for (int i = 0; i < Q; i++)
+    UNROLL for (int j = 0; j < 2 * B; j++) store(out + i * SEGMENT + 8 * j, mul(sums[i][j], scale));
+}
+
+// Query vectors, `stride` apart, as `scores_of` reads them: in sets of VECTORS, and in the last one what is left.
+static void interleave(int n, const float* from, int padded, float* to) {
+  for (int i = 0; i < n; i += VECTORS) {
+    const int count = n - i < VECTORS ? n - i : VECTORS;
+    for (int d = 0; d < padded; d++)
+      for (int j = 0; j < count; j++) *to++ = from[(i + j) * padded + d];
   }
 }
 
@@ -57,13 +69,19 @@ static void values(const E* v, const float* p, int count, const Heads& h, float*
   for (; d < h.padded; d += 8) add_values<E, Q, 1>(v, p, count, h, d, o, stride);
 }
 
-template <class E, int Q = VECTORS>
-static void scores_of(int n, const E* k, const float* q, std::size_t stride, const Heads& h, float* out) {
+template <class E, int B = 1, int Q = VECTORS>
+static void scores_of(int n, const E* k, const float* q, const Heads& h, float* out) {
   if constexpr (Q > 1)
-    if (n < Q) return scores_of<E, Q - 1>(n, k, q, stride, h, out);
-  for (; n >= Q; n -= Q, q += Q * stride, out += Q * SEGMENT) scores<E, Q>(k, q, stride, h, out);
+    if (n < Q) return scores_of<E, B, Q - 1>(n, k, q, h, out);
+  for (; n >= Q; n -= Q, q += Q * h.padded, out += Q * SEGMENT) {
+    if constexpr (B * Q <= VECTORS) {
+      scores<E, Q, B>(k, q, h, out);
+    } else {  // too many sums for the registers
+      for (int b = 0; b < B; b++) scores<E, Q, 1>(k + b * 16 * h.padded, q, h, out + b * 16);
+    }
+  }
   if constexpr (Q > 1)
-    if (n) scores_of<E, Q - 1>(n, k, q, stride, h, out);
+    if (n) scores_of<E, B, Q - 1>(n, k, q, h, out);
 }
 template <class E, int Q = VECTORS>
 static void values_of(int n, const E* v, const float* p, int count, const Heads& h, float* o, std::size_t stride) {
@@ -124,7 +142,7 @@ template <class E> struct Work {
   const E* keys;
   const E* vals;
   float *weights, *sums, *buffer, *lanes, *queries;
-  std::size_t stride;  // of sums and queries
+  std::size_t stride;  // of sums
 
   Work(const Attend& t, const Heads& heads)
       : task(t), h(heads), keys(static_cast<const E*>(t.keys)), vals(static_cast<const E*>(t.values)) {
@@ -133,13 +151,13 @@ template <class E> struct Work {
     weights = t.scratch;
     sums = weights + vectors * SEGMENT;
     queries = sums + vectors * stride;
-    buffer = queries + vectors * stride;
-    lanes = buffer + 16 * h.padded;
+    buffer = queries + vectors * h.padded;
+    lanes = buffer + (h.group > 16 ? h.group : 16) * h.padded;
     for (int r = 0; r < t.rows; r++)
-      for (int g = 0; g < h.group; g++)
-        std::memcpy(queries + (r * h.group + g) * stride, t.queries + r * t.query_stride + g * h.padded,
-                    sizeof(float) * h.padded);
+      std::memcpy(sums + r * h.group * h.padded, query(r), sizeof(float) * h.group * h.padded);
+    interleave(vectors, sums, h.padded, queries);
   }
+  const float* query(int r) const { return task.queries + r * task.query_stride; }
   int direct(int r, int low) const { return clipped(task.paths[r].direct, low); }
   int length(int r, int low) const { return clipped(task.paths[r].length, low); }
   static int clipped(int end, int low) { return end - low < 0 ? 0 : end - low < SEGMENT ? end - low : SEGMENT; }
@@ -147,11 +165,18 @@ template <class E> struct Work {
   void score(int low) {
     int most = 0;
     for (int r = 0; r < task.rows; r++) most = direct(r, low) > most ? direct(r, low) : most;
-    for (int b = 0; b < most; b += 16) {
-      const E* k = keys + static_cast<std::size_t>(low + b) * h.padded;
+    const E* k = keys + static_cast<std::size_t>(low) * h.padded;
+    for (int b = 0; b < most; b += 16, k += 16 * h.padded) {
       ahead(k + 32 * h.padded);
-      if (task.rows == 1) scores_of(h.group, k, queries, stride, h, weights + b);
-      else scores_of(task.rows * h.group, opened(k, 16 * h.padded, buffer), queries, stride, h, weights + b);
+      if (task.rows > 1) {
+        scores_of(task.rows * h.group, opened(k, 16 * h.padded, buffer), queries, h, weights + b);
+      } else if (b + 16 < most) {  // two blocks: enough independent sums for a single row
+        ahead(k + 48 * h.padded);
+        scores_of<E, 2>(h.group, k, queries, h, weights + b);
+        b += 16, k += 16 * h.padded;
+      } else {
+        scores_of(h.group, k, queries, h, weights + b);
+      }
     }
     for (int r = 0; r < task.rows; r++) score_tail(r, low);
   }
@@ -159,10 +184,12 @@ template <class E> struct Work {
   void score_tail(int r, int low) {
     const Path& path = task.paths[r];
     std::int64_t there = -1;
+    if (direct(r, low) == length(r, low)) return;
+    interleave(h.group, query(r), h.padded, buffer);
     for (int i = direct(r, low); i < length(r, low); i++) {
       const std::int64_t cell = path.tail[low + i - path.direct], block = cell / 16;
       if (block != there)
-        scores_of(h.group, keys + block * 16 * h.padded, queries + r * h.group * stride, stride, h, lanes);
+        scores_of(h.group, keys + block * 16 * h.padded, buffer, h, lanes);
       there = block;
       for (int g = 0; g < h.group; g++) weights[(r * h.group + g) * SEGMENT + i] = lanes[g * SEGMENT + cell % 16];
     }

@@ -141,7 +141,8 @@ constexpr int rows_per_tile(const Heads& heads) {
 // Floats of scratch that one attend needs.
 constexpr std::size_t attend_scratch(const Heads& heads) {
   const std::size_t vectors = static_cast<std::size_t>(rows_per_tile(heads)) * heads.group;
-  return vectors * (SEGMENT + 2 * (heads.padded + 8)) + 16 * heads.padded + heads.group * SEGMENT;
+  const std::size_t buffer = static_cast<std::size_t>(heads.group > 16 ? heads.group : 16) * heads.padded;
+  return vectors * (SEGMENT + 2 * (heads.padded + 8)) + buffer + heads.group * SEGMENT;
 }
 
 }  // namespace selfspec
