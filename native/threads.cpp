@@ -16,9 +16,8 @@ void pause() {
 #endif
 }
 
-// A pause is 15-50 ns: some 20 us at a barrier, where the others are at work, and 0.4 ms between jobs, about
-// what sampling takes between two passes.
-constexpr int BARRIER_SPINS = 1000, JOB_SPINS = 20000;
+// Longer than the others need at a barrier; longer than sampling takes between two passes.
+constexpr std::chrono::microseconds AT_BARRIER{50}, BETWEEN_JOBS{1000};
 
 }  // namespace
 
@@ -33,17 +32,20 @@ Team::~Team() {
   for (auto& thread : threads_) thread.join();
 }
 
-void Team::wait(std::atomic<std::uint32_t>& value, std::uint32_t old, int spins) {
-  for (int i = 0; i < spins; i++) {
-    if (value.load(std::memory_order_acquire) != old) return;
-    pause();
-  }
+void Team::wait(std::atomic<std::uint32_t>& value, std::uint32_t old, std::chrono::microseconds spin) {
+  const auto end = std::chrono::steady_clock::now() + spin;
+  do {
+    for (int i = 0; i < 64; i++) {
+      if (value.load(std::memory_order_acquire) != old) return;
+      pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 
 void Team::serve(int member) {
   for (std::uint32_t seen = 0;; seen++) {
-    wait(job_, seen, JOB_SPINS);
+    wait(job_, seen, BETWEEN_JOBS);
     if (stop_) return;
     (*work_)(member);
     barrier();
@@ -66,7 +68,7 @@ void Team::barrier() {
     generation_.store(now + 1, std::memory_order_release);
     generation_.notify_all();
   } else {
-    wait(generation_, now, BARRIER_SPINS);
+    wait(generation_, now, AT_BARRIER);
   }
 }
 

@@ -1,6 +1,7 @@
 // A persistent team of threads that runs one job at a time, with barriers inside of a job.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -25,7 +26,7 @@ class Team {
 
  private:
   void serve(int member);
-  static void wait(std::atomic<std::uint32_t>& value, std::uint32_t old, int spins);
+  static void wait(std::atomic<std::uint32_t>& value, std::uint32_t old, std::chrono::microseconds spin);
   const int size_;
   alignas(64) std::atomic<std::uint32_t> job_{0};
   alignas(64) std::atomic<std::uint32_t> generation_{0};
