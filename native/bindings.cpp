@@ -68,6 +68,7 @@ struct Held {
   Held(const std::string& kind, int rows, int columns, Bytes bytes)
       : w{kind_named(kind), rows, columns, bytes.data()}, data(bytes) {
     require(rows > 0 && columns > 0, "a matrix has rows and columns");
+    require(reinterpret_cast<std::uintptr_t>(bytes.data()) % 4 == 0, "packed bytes begin at a multiple of 4");
     require(bytes.size() == w.bytes(), "these bytes are no packed matrix of this kind and shape");
   }
 };
@@ -109,6 +110,14 @@ std::vector<std::string> features() {
     if (there) found.emplace_back(name);
 #endif
   return found;
+}
+
+void largest_rows(Array<const float, nb::ndim<2>> logits, Array<std::int64_t, nb::ndim<2>> index, Grid logit) {
+  const std::size_t rows = logits.shape(0), n = logits.shape(1), k = index.shape(1);
+  require(index.shape(0) == rows && logit.shape(0) == rows && logit.shape(1) == k && k <= n, "out has the wrong shape");
+  const nb::gil_scoped_release release;
+  for (std::size_t r = 0; r < rows; r++)
+    largest(logits.data() + r * n, static_cast<int>(n), static_cast<int>(k), index.data() + r * k, logit.data() + r * k);
 }
 
 void check_rows(const Held& m, Integers rows) {
@@ -310,6 +319,7 @@ struct PyModel {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // an engine may live as long as the interpreter
   m.def("features", &features);
   m.def("kernel_sets", &kernel_sets);
   m.def("allocate", &allocate, "size"_a);
@@ -320,6 +330,7 @@ NB_MODULE(_native, m) {
   m.def("pack_blocks", &pack_gguf, "blocks"_a, "rows"_a.noconvert(), "out"_a.noconvert());
   m.def("unpack_rows", &unpack_rows, "matrix"_a, "rows"_a.noconvert(), "out"_a.noconvert());
   m.def("take_rows", &take_rows, "matrix"_a, "rows"_a.noconvert(), "out"_a.noconvert());
+  m.def("largest", &largest_rows, "logits"_a.noconvert(), "index"_a.noconvert(), "logit"_a.noconvert());
   nb::class_<Held>(m, "Matrix")
       .def(nb::init<const std::string&, int, int, Bytes>(), "kind"_a, "rows"_a, "columns"_a, "data"_a.noconvert());
   nb::class_<Cache>(m, "Cache")

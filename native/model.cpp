@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "pass.h"
 
@@ -107,6 +108,16 @@ void Model::sweep(const std::vector<std::pair<const std::uint8_t*, std::size_t>>
       }
     });
   });
+}
+
+void largest(const float* logits, int n, int k, std::int64_t* index, float* logit) {
+  std::vector<std::int32_t> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  const auto before = [&](std::int32_t a, std::int32_t b) {
+    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+  };
+  std::partial_sort(order.begin(), order.begin() + k, order.end(), before);
+  for (int i = 0; i < k; i++) index[i] = order[i], logit[i] = logits[order[i]];
 }
 
 }  // namespace selfspec

@@ -88,4 +88,7 @@ class Model {
   Scratch scratch_;
 };
 
+// The k largest of n logits in falling order, the first of equals first.
+void largest(const float* logits, int n, int k, std::int64_t* index, float* logit);
+
 }  // namespace selfspec

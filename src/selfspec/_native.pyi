@@ -38,6 +38,9 @@ def unpack_rows(matrix: Matrix, rows: NDArray[np.int64], out: NDArray[np.float32
 def take_rows(matrix: Matrix, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
     """A packed matrix of the given rows, bit for bit."""
 
+def largest(logits: NDArray[np.float32], index: NDArray[np.int64], logit: NDArray[np.float32]) -> None:
+    """Of each row of logits [R, V] the k largest in falling order, the first of equals first: out [R, k]."""
+
 class Cache:
     """Keys and values of ``slots`` sequences of up to ``length`` cells; ``half`` keeps them in fp16, else fp32."""
 

@@ -9,6 +9,7 @@ from native_models import KINDS, ODD, both, chain, changed, core, packed, random
 
 from selfspec.errors import OptionError, OutOfMemoryError
 from selfspec.model.config import Rope
+from selfspec.runtime.packing import Packed, allocate, packed_bytes
 from selfspec.runtime.torch import TorchRuntime
 from selfspec.types import LayerPlan, Rows, SubLayer
 
@@ -103,6 +104,19 @@ def test_best_is_argmax_and_log_sum_exp_of_the_logits(kind):
     assert np.abs(best.log_sum_exp - want).max() < 1e-5
 
 
+def test_top_is_the_stable_order_of_the_logits():
+    """Guards top-k: falling order, and the first of equals first."""
+    mine = core("int8")
+    hidden = np.random.default_rng(0).normal(size=(4, 72)).astype(np.float32)
+    order = np.array([5, 5, 3, 9, 5])  # equal logits
+    for head in (None, mine.trimmed_head(order)):
+        logits = mine.logits(hidden, head)
+        want = np.argsort(-logits, axis=1, kind="stable")[:, :5]
+        tokens, values = mine.top(hidden, 5, head)
+        assert np.array_equal(tokens, want)
+        assert np.array_equal(values, np.take_along_axis(logits, want, axis=1))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trimmed_head_gives_the_logits_of_its_rows(kind):
     """Guards row subsets: the same bits as the full head, in the order asked for."""
@@ -129,6 +143,9 @@ def test_the_core_refuses_what_would_leave_its_memory():
     """Guards the seam: wrong rows are our bugs, and must raise before the core writes anywhere."""
     mine = core()
     cache, hidden = mine.new_cache(1, 8), mine.embed([1])
+    data = allocate(packed_bytes("int8", 16, 32) + 1)[1:]
+    with pytest.raises(ValueError, match="multiple of 4"):
+        Packed("int8", 16, 32, data).matrix()
     for slot, position in ((1, 0), (0, 8), (-1, 0), (0, -1)):
         with pytest.raises(ValueError, match="outside of the cache"):
             mine.run(hidden, LayerPlan.full(3), Rows.of([slot], [position]), cache)

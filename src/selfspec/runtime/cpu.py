@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
+_MOST_THREADS = 1024
 _ROLES = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
@@ -115,8 +116,8 @@ class CpuRuntime(Runtime):
         self.config = config
         self.threads = available_processors() if threads is None else threads
         self.kernels = native().kernel_sets()[0] if kernels is None else kernels
-        if self.threads < 1:
-            raise OptionError(f"threads is {self.threads}; it must be at least 1")
+        if not 1 <= self.threads <= _MOST_THREADS:
+            raise OptionError(f"threads is {self.threads}; it must be 1 to {_MOST_THREADS}")
         if self.kernels not in native().kernel_sets():
             raise OptionError(
                 f"kernels is {self.kernels!r}; this processor has {', '.join(native().kernel_sets())}"
@@ -173,6 +174,13 @@ class CpuRuntime(Runtime):
         found = Best(np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32))
         self._model.best(_floats(hidden), *found, None if head is None else head.matrix())
         return found
+
+    def top(self, hidden: Any, k: int, head: Packed | None = None) -> tuple[Integers, Floats]:
+        """The k largest logits of ``hidden`` [R, d] in falling order: tokens [R, k] and logits [R, k]."""
+        logits = self.logits(hidden, head)
+        tokens, values = np.empty((len(logits), k), np.int64), np.empty((len(logits), k), np.float32)
+        native().largest(logits, tokens, values)
+        return tokens, values
 
     def trimmed_head(self, tokens: Integers) -> Packed:
         """A head with only the rows of ``tokens``; its logits equal the full head's to the last bit."""

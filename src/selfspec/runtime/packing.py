@@ -48,8 +48,8 @@ class Packed:
     """A matrix of ``rows`` outputs and ``columns`` inputs, packed for the core.
 
     ``kind``: "fp32", "bf16" and "fp16" hold the weights as they are; "int8" and "int4" blocks of 32 inputs with
-    a scale (int4: and a minimum) in fp16. ``data`` is uint8 [packed_bytes(kind, rows, columns)], best aligned
-    to 64 bytes; it is used where it lies. Its layout is described in native/kinds.h.
+    a scale (int4: and a minimum) in fp16. ``data`` is uint8 [packed_bytes(kind, rows, columns)], aligned
+    to 4 bytes at least and best to 64; it is used where it lies. Its layout is described in native/kinds.h.
     """
 
     kind: str
