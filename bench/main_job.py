@@ -19,7 +19,7 @@ import platform
 import statistics
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -90,21 +90,43 @@ def overhead(config: Any, gamma: int, rounds: int = 2000) -> float:
     return statistics.median(times)
 
 
-def ratio(a: Callable[[str], float], b: Callable[[str], float], pairs: int, prompts: list[str]) -> dict[str, Any]:
-    """Tokens per second of ``b`` over those of ``a``, over alternating pairs on the same prompt."""
+class Run(NamedTuple):
+    """One measured generation."""
+
+    speed: float  # new tokens per second, prefill included
+    tokens: tuple[int, ...]
+
+
+Measure: TypeAlias = "Callable[[str], Run]"
+
+
+def ratio(a: Measure, b: Measure, pairs: int, prompts: list[str]) -> dict[str, Any]:
+    """Tokens per second of ``b`` over those of ``a``, over alternating pairs on the same prompt.
+
+    ``equal`` counts the pairs with the same tokens: all of them, near-ties in float32 excepted.
+    """
     a(prompts[0]), b(prompts[0])  # warm up
-    speeds = []
+    runs: list[tuple[Run, Run]] = []
     for i in range(pairs):
         prompt = prompts[i % len(prompts)]
         first, second = (a, b) if i % 2 == 0 else (b, a)
         one, two = first(prompt), second(prompt)
-        speeds.append((one, two) if i % 2 == 0 else (two, one))
+        runs.append((one, two) if i % 2 == 0 else (two, one))
+    speeds = [(one.speed, two.speed) for one, two in runs]
+    equal = sum(one.tokens == two.tokens for one, two in runs)
     ratios = np.array([two / one for one, two in speeds])
     random = np.random.default_rng(0)
     boots = np.median(random.choice(ratios, size=(2000, len(ratios))), axis=1)
     low, high = np.quantile(boots, [0.05, 0.95])
     rates = [statistics.median(speed) for speed in zip(*speeds, strict=True)]
-    return {"median": float(np.median(ratios)), "low": float(low), "high": float(high), "tokens_per_second": rates}
+    return {
+        "median": float(np.median(ratios)),
+        "low": float(low),
+        "high": float(high),
+        "tokens_per_second": rates,
+        "equal": equal,
+        "pairs": pairs,
+    }
 
 
 class Bench:
@@ -116,35 +138,36 @@ class Bench:
         self.model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32).eval()
         self.engine = Engine(TorchRuntime.of(self.model), checkpoint.tokenizer, checkpoint.name)
 
-    def ours(self, **options: Any) -> Callable[[str], float]:
-        """Tokens per second of our engine."""
+    def ours(self, **options: Any) -> Measure:
+        """Our engine."""
 
-        def measure(prompt: str) -> float:
+        def measure(prompt: str) -> Run:
             done = self.engine.generate(prompt, max_new_tokens=self.tokens, ignore_eos=True, **options)
-            return done.stats.tokens_per_second
+            return Run(done.stats.tokens_per_second, done.token_ids)
 
         return measure
 
-    def theirs(self, **options: Any) -> Callable[[str], float]:
-        """Tokens per second of transformers' generate; assistant settings go where it reads them."""
+    def theirs(self, **options: Any) -> Measure:
+        """Transformers' generate; assistant settings go where it reads them."""
         config = self.model.generation_config
         config.num_assistant_tokens = options.pop("gamma", 4)
         config.num_assistant_tokens_schedule = "constant"
+        config.eos_token_id = None  # as ours: go on past an end
         threshold = options.pop("confidence", 0.0)
         settings = {
             "max_new_tokens": self.tokens,
-            "min_new_tokens": self.tokens,
             "do_sample": False,
             "pad_token_id": 0,
             **options,
         }
 
-        def measure(prompt: str) -> float:
+        def measure(prompt: str) -> Run:
             config.assistant_confidence_threshold = threshold
             ids = self.engine.tokenizer.encode_chat([{"role": "user", "content": prompt}])
             start = time.perf_counter()
             out = self.model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), **settings)
-            return (out.shape[1] - len(ids)) / (time.perf_counter() - start)
+            tokens = tuple(out[0, len(ids) :].tolist())
+            return Run(len(tokens) / (time.perf_counter() - start), tokens)
 
         return measure
 
@@ -169,7 +192,9 @@ def main() -> None:
     def show(name: str, result: dict[str, Any]) -> None:
         results[name] = result
         rates = " / ".join(f"{rate:.1f}" for rate in result["tokens_per_second"])
-        print(f"{name:58s} {result['median']:.2f}x  [{result['low']:.2f}, {result['high']:.2f}]  ({rates} tok/s)")
+        interval = f"[{result['low']:.2f}, {result['high']:.2f}]"
+        equal = f"equal texts {result['equal']}/{result['pairs']}"
+        print(f"{name:58s} {result['median']:.2f}x  {interval}  ({rates} tok/s; {equal})")
 
     print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, float32, {bench.engine.name}")
     for gamma in (0, 4):
