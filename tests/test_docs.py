@@ -33,3 +33,17 @@ def test_every_source_file_is_short():
     """Guards the house rule: a file has one noun, and under 400 lines."""
     long = [p.name for p in (ROOT / "src").rglob("*.py") if len(p.read_text(encoding="utf-8").splitlines()) >= 400]
     assert long == []
+
+
+def test_every_guard_in_the_table_of_bugs_exists():
+    """Guards docs/bugs.md: a guard that was renamed or deleted guards nothing; the files of bugs are all in it."""
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "bugs.md").read_text(encoding="utf-8")))
+    written = {
+        path.name: set(re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+        for path in (ROOT / "tests").rglob("test_*.py")
+    }
+    assert len(named) > 40
+    assert named <= set().union(*written.values())
+    for name, tests in written.items():
+        if name.startswith("test_public_bugs"):
+            assert tests <= named

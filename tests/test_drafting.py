@@ -6,13 +6,14 @@ from importlib.metadata import EntryPoint
 from itertools import pairwise
 
 import pytest
-from doubles import TINY, MarkovRuntime, run
+from doubles import TINY, run
 
 from selfspec import drafters
 from selfspec.context import Text
 from selfspec.drafters.base import ConfidenceStop, DraftOptions
 from selfspec.drafters.ngram import Ngram, NgramOptions
 from selfspec.errors import OptionError
+from selfspec.measure.toy import MarkovRuntime
 from selfspec.request import draft_buffers
 from selfspec.sampling import Chance
 from selfspec.types import Sampling

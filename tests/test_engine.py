@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from itertools import zip_longest
 
+import numpy as np
 import pytest
 import torch
 
@@ -150,6 +152,20 @@ def test_seeds_repeat_and_are_reported(engine):
     assert drafted.token_ids == first.token_ids
 
 
+def test_coupled_samples_are_the_plain_sample(engine):
+    """Guards the way from option to noise: one seed, one text, whoever drafts; other seeds, other texts."""
+    options = {"max_new_tokens": 60, "temperature": 1.0, "ignore_eos": True, "coupled": True}
+    alone = engine.generate("hi", seed=5, **options)
+    assert alone.token_ids != engine.generate("hi", seed=6, **options).token_ids
+    for draft in (*DRAFTS, {**DRAFTS[1], "siblings": 2}):
+        done = engine.generate("hi", seed=5, **options, **draft)
+        assert (done.text, done.token_ids) == (alone.text, alone.token_ids)
+        assert done.stats.drafted > 0
+    uncoupled = {**options, "coupled": False}
+    drafted = engine.generate("hi", seed=5, **uncoupled, **DRAFTS[1])
+    assert drafted.token_ids != engine.generate("hi", seed=5, **uncoupled).token_ids
+
+
 def test_chat_is_the_default_and_can_be_left_out(engine):
     """Guards what a prompt means: text goes through the template, ids and chat=False do not."""
     rendered = engine.tokenizer.encode_chat([{"role": "user", "content": "hi"}])
@@ -225,6 +241,43 @@ def test_an_interrupted_turn_keeps_what_was_said(engine):
         heard = "".join(next(stream).text for _ in range(10))
     assert talk.messages[-1]["content"].startswith(heard)
     assert talk.say("go on", max_new_tokens=5).completion.finish_reason in {"length", "stop"}
+
+
+def test_an_error_hides_nothing_that_plain_decoding_would_have_shown(engine, plain):
+    """Guards a stream whose processor fails inside an accepted run: the accepted tokens before it are shown."""
+
+    def answered(**draft):
+        calls, shown = [], []
+
+        def fails_late(tokens, logits):
+            calls.append(tokens)
+            if len(calls) == 10:
+                raise ZeroDivisionError
+            return logits
+
+        talk = engine.chat()
+        stream = talk.say("hello there", ignore_eos=True, processors=[fails_late], **draft)
+        with pytest.raises(ZeroDivisionError):
+            shown.extend(stream)
+        return (
+            [chunk.token for chunk in shown],
+            "".join(chunk.text for chunk in shown),
+            talk.messages[-1]["content"],
+        )
+
+    ids = list(plain.token_ids)
+    start = plain.prompt_tokens
+    script = ScriptedOptions(script=lambda tokens, gamma: ids[len(tokens) - start :][:gamma], gamma=6)
+    want = answered()
+    assert (want[0], want[1]) == (ids[:9], want[2])
+    assert answered(draft=Scripted(script, engine.config)) == want
+
+
+def test_numbers_of_numpy_are_reported_as_json(engine):
+    """Guards sweeps over `np.arange`: the report of a generation could not be written."""
+    numbers = {"seed": np.int64(3), "max_new_tokens": np.int32(4), "temperature": np.float32(0.5)}
+    done = engine.generate("hi", draft="ngram", gamma=np.int64(2), **numbers)
+    assert json.loads(json.dumps(done.to_dict()))["gamma"] == 2
 
 
 @pytest.mark.parametrize(

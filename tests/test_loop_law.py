@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import numpy as np
 import pytest
-from doubles import AllOutcomes, MarkovRuntime
+from test_verify import bonus_without_residual
 
 from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.decode import decode
 from selfspec.drafters import early_exit
-from selfspec.sampling import distribution
-from selfspec.types import LayerPlan, Prefix, Sampling
+from selfspec.measure.laws import loop_law, plain_law, total_variation
+from selfspec.measure.toy import MarkovRuntime
+from selfspec.sampling import Chance, distribution
+from selfspec.types import LayerPlan, Prefix, Sampling, Verdict
+from selfspec.verify import verify_block
 
 SIZE = 3
 
@@ -26,64 +27,74 @@ def avoid_recent(prefix, logits):
     return out
 
 
-def plain_law(runtime, length, sampling, end):
-    """P(text) of plain decoding, by definition."""
-    hidden, _ = runtime.run(runtime.embed(range(SIZE)), LayerPlan.full(runtime.config.num_layers), None, None)
-    law = defaultdict(float)
-
-    def grow(tokens, weight):
-        if len(tokens) == length + 1 or (len(tokens) > 1 and tokens[-1] == end):
-            law[tuple(tokens[1:])] += weight
-            return
-        following = distribution(runtime.logits(hidden)[tokens[-1]].copy(), sampling, Prefix(tokens, 1))
-        for token in range(SIZE):
-            if probability := following.probability(token):
-                grow([*tokens, token], weight * probability)
-
-    grow([0], 1.0)
-    return law
+CHAIN = {"processors": (avoid_recent,)}  # a user's callable: judged token by token
+BLOCK = {"repetition_penalty": 1.7, "frequency_penalty": 0.4}  # prefix-dependent, and pure: judged as a block
 
 
-def loop_law(runtime, length, sampling, end, options):
-    """P(text) of the loop with an early-exit draft: every draw, acceptance and bonus explored."""
-    law = defaultdict(float)
-    for dice in AllOutcomes():
-        pick = dice.pick
-        dice.pick = lambda following, pick=pick: pick(following, SIZE)
-        drafter = drafters.create("early_exit", runtime.config, options)
-        text = Text(0, 0, [0], 1 + length, sampling, dice, lambda token: token == end)
-        for _ in decode(Context(runtime, runtime.new_cache(1, 99)), [text], drafter):
-            pass
-        law[tuple(text.tokens[1:])] += dice.weight
-        del dice.pick
-    return law
-
-
-def distance(seed):
+def distance(seed, shaping=CHAIN):
     """Total variation between the two laws, for a random configuration."""
     random = np.random.default_rng(seed)
     runtime = MarkovRuntime(SIZE, 3, seed=seed)
     cuts = {"top_k": int(random.choice([0, 2])), "top_p": float(random.choice([1.0, 0.8]))}
-    sampling = Sampling(float(random.choice([0.5, 1.0, 2.0])), **cuts, processors=(avoid_recent,))
+    sampling = Sampling(float(random.choice([0.5, 1.0, 2.0])), **cuts, **shaping)
     options = {
         "exit_layer": int(random.choice([1, 2])),
         "gamma": int(random.choice([1, 2, 3])),
         "confidence": float(random.choice([0.0, 0.4, 0.6])),
         "adaptive": bool(random.random() < 0.5),
     }
-    length, end = 3, int(random.choice([-1, 0, 1]))
-    want, got = plain_law(runtime, length, sampling, end), loop_law(runtime, length, sampling, end, options)
-    return sum(abs(want[text] - got[text]) for text in {*want, *got}) / 2
+    start, end = ([0], 3), int(random.choice([-1, 0, 1]))
+    hidden, _ = runtime.run(runtime.embed(range(SIZE)), LayerPlan.full(3), None, None)
+    want = plain_law(lambda tokens: runtime.logits(hidden)[tokens[-1]].copy(), *start, sampling, lambda t: t == end)
+    drafter = drafters.create("early_exit", runtime.config, options)
+    return total_variation(want, loop_law(runtime, start, sampling, drafter, lambda t: t == end))
 
 
+@pytest.mark.parametrize("shaping", [CHAIN, BLOCK], ids=["chain", "block"])
 @pytest.mark.parametrize("seed", range(16))
-def test_texts_have_the_plain_law(seed):
+def test_texts_have_the_plain_law(seed, shaping):
     """Guards the loop as a whole: stops, ends, room, cuts and processors, with sampled drafts."""
-    assert distance(seed) < 1e-12
+    assert distance(seed, shaping) < 1e-12
 
 
-def worst(seeds=range(16)):
-    return max(distance(seed) for seed in seeds)
+def worst(shaping=CHAIN, seeds=range(16)):
+    return max(distance(seed, shaping) for seed in seeds)
+
+
+@pytest.mark.parametrize(("shaping", "rule"), [(CHAIN, "verify_chain"), (BLOCK, "verify_block")])
+def test_it_catches_a_bonus_without_the_residual(monkeypatch, shaping, rule):
+    """The negative control of each rule, and that the loop uses it: blocks only where no callable looks on."""
+    monkeypatch.setattr(f"selfspec.decode.{rule}", bonus_without_residual)
+    assert worst(shaping, range(4)) > 1e-3
+
+
+def test_it_catches_ends_that_are_looked_for_in_the_whole_draft(monkeypatch):
+    """The negative control of ends in a block: a token that is rejected must not end the text."""
+
+    def early(draft, target, dice, ends):
+        for i, token in enumerate(draft.tokens):
+            if ends(token):
+                return Verdict(i + 1, None)
+        return verify_block(draft, target, dice, ends)
+
+    monkeypatch.setattr("selfspec.decode.verify_block", early)
+    assert worst(BLOCK) > 1e-3
+
+
+def test_blocks_ask_for_the_end_once_per_new_token_and_accept_more():
+    """Guards `ends`, which keeps state: once for each token of the text, in order; and the point of it all."""
+    accepted = []
+    for sampling in (Sampling(1.0), Sampling(1.0, processors=(lambda _, logits: logits,))):
+        asked = [[] for _ in range(20)]
+        runtime = MarkovRuntime(4, 3)
+        texts = [Text(i, i, [0], 120, sampling, Chance(i), asked[i].append) for i in range(20)]
+        drafter = drafters.create("early_exit", runtime.config, {"exit_layer": 2, "gamma": 4})
+        rounds = list(decode(Context(runtime, runtime.new_cache(20, 120)), texts, drafter))
+        assert asked == [text.tokens[1:] for text in texts]
+        accepted.append(
+            sum(commit.accepted for r in rounds for commit in r.commits) / sum(len(r.commits) for r in rounds)
+        )
+    assert accepted[0] > 1.01 * accepted[1]
 
 
 def test_it_catches_a_stop_that_looks_at_the_drawn_token(monkeypatch):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from doubles import MarkovRuntime, run, tiny_runtime
+from doubles import run, tiny_runtime
+from lossless_table import DRAFTERS, NEW, PROMPT, check_cache, drafter, script
 
+from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.drafters.early_exit import EarlyExit
+from selfspec.measure.laws import p_value, transitions
+from selfspec.measure.toy import MarkovRuntime
 from selfspec.reference import oracle
 from selfspec.rounds import Commit, Round, Stats
 from selfspec.runtime.torch import TorchRuntime
 from selfspec.sampling import Chance
-from selfspec.types import Draft, LayerPlan, Rows, Sampling
-
-PROMPT = [5, 17, 3, 3, 42, 5, 17]
-NEW = 20
+from selfspec.types import Draft, Sampling
 
 
 @pytest.fixture(scope="module")
@@ -28,105 +29,20 @@ def expected(runtime) -> list[int]:
     return oracle(runtime, PROMPT, NEW, Chance(0))
 
 
-def scripts(expected):
-    """Drafters of known acceptance: always right, always wrong, right for some tokens only."""
-
-    def right(tokens, gamma):
-        at = len(tokens) - len(PROMPT)
-        return expected[at : at + gamma]
-
-    def wrong(tokens, gamma):
-        return [(t + 1) % 61 for t in right(tokens, gamma)]
-
-    def mixed(tokens, gamma):
-        draft = right(tokens, gamma)
-        cut = len(tokens) % (gamma + 1)
-        return draft[:cut] + wrong(tokens, gamma)[cut:]
-
-    return {"right": right, "wrong": wrong, "mixed": mixed}
-
-
-DRAFTERS = [
-    *[("early_exit", {"exit_layer": k}) for k in range(1, 5)],
-    ("early_exit", {"exit_layer": 3, "confidence": 0.05, "adaptive": True}),
-    ("ngram", {"min_ngram": 1}),
-    ("ngram", {"min_ngram": 1, "confidence": 0.6, "adaptive": True}),
-    *[("scripted", {"script": name}) for name in ("right", "wrong", "mixed")],
-]
-COMBS = [
-    ("early_exit", {"exit_layer": 2, "siblings": 1}),
-    ("early_exit", {"exit_layer": 4, "siblings": 3, "confidence": 0.05, "adaptive": True}),
-    ("ngram", {"min_ngram": 1, "siblings": 2}),
-]
-
-
-def made(name, options, expected, gamma):
-    options = {**options, "gamma": gamma}
-    if name == "scripted":
-        options["script"] = scripts(expected)[options["script"]]
-    return options
-
-
-def name_of(case):
-    return "-".join(str(v) for v in (case[0], *case[1].values()))
-
-
-def check_cache(context, texts, _round):
-    """After every round the cache holds what a fresh prefill of the committed tokens would."""
-    runtime = context.runtime
-    for text in texts:
-        tokens = text.tokens[: text.cached]
-        fresh = runtime.new_cache(1, len(tokens))
-        rows = Rows.of([0] * len(tokens), range(len(tokens)))
-        runtime.run(runtime.embed(tokens), LayerPlan.full(runtime.config.num_layers), rows, fresh)
-        for ours, theirs in zip(context.cache.keys + context.cache.values, fresh.keys + fresh.values, strict=True):
-            assert (ours[text.slot, : len(tokens)] - theirs[0]).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("gamma", range(9))
-@pytest.mark.parametrize("case", [*DRAFTERS, *COMBS], ids=name_of)
-def test_greedy_equals_the_oracle_and_the_cache_a_fresh_prefill(runtime, expected, case, gamma):
-    """Guards the whole round: resumption, roll-back, bonus token, γ = 0, and a cache reset or shifted by one."""
-    options = made(*case, expected, gamma)
-    (text,) = run(runtime, [PROMPT], case[0], options, new_tokens=NEW, each_round=check_cache)
-    assert text.tokens[len(PROMPT) :] == expected
-    assert text.finish_reason == "length"
-
-
-@pytest.mark.parametrize("gamma", [1, 3, 8])
-@pytest.mark.parametrize("case", [*DRAFTERS, *COMBS], ids=name_of)
-def test_every_end_cuts_where_plain_decoding_stops(runtime, expected, case, gamma):
-    """Guards ends inside an accepted run: end-of-text, and the length (HF #47912, #46993)."""
-    options = made(*case, expected, gamma)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_end_cuts_where_plain_decoding_stops(runtime, expected, name):
+    """Guards ends inside an accepted run at every place: end-of-text, and the length (HF #47912, #46993)."""
     for stop in range(1, NEW + 1):
-        (text,) = run(runtime, [PROMPT], case[0], options, new_tokens=stop)
+        options = drafter(name, runtime.config, [PROMPT + expected], 1 + stop % 8)
+        (text,) = run(runtime, [PROMPT], *options, new_tokens=stop)
         assert text.tokens[len(PROMPT) :] == expected[:stop]
         assert text.finish_reason == "length"
         eos = expected[stop - 1]
         want = expected[: expected.index(eos) + 1]
-        (text,) = run(runtime, [PROMPT], case[0], options, new_tokens=NEW, ends=lambda t, e=eos: t == e)
+        options = drafter(name, runtime.config, [PROMPT + expected], 1 + stop % 7)
+        (text,) = run(runtime, [PROMPT], *options, new_tokens=NEW, ends=lambda t, e=eos: t == e)
         assert text.tokens[len(PROMPT) :] == want
         assert text.finish_reason == "stop"
-
-
-@pytest.mark.parametrize("case", [DRAFTERS[1], DRAFTERS[5], DRAFTERS[6], *COMBS], ids=name_of)
-def test_a_ragged_batch_equals_its_texts_alone(runtime, case):
-    """Guards flat rows in the loop: different lengths, ends and acceptance per text, one pass for all."""
-    prompts = [PROMPT, [1], [9, 9, 9, 9, 2], list(range(30))]
-    options = made(*case, [], 4)
-    texts = run(runtime, prompts, case[0], options, new_tokens=[20, 3, 11, 17], each_round=check_cache)
-    for prompt, text, count in zip(prompts, texts, [20, 3, 11, 17], strict=True):
-        assert text.tokens[len(prompt) :] == oracle(runtime, prompt, count, Chance(0))
-
-
-@pytest.mark.parametrize("case", [*DRAFTERS[-5:], COMBS[-1]], ids=name_of)
-@pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(1.3, top_k=9, top_p=0.9)])
-def test_deterministic_drafts_give_the_plain_sample_of_the_same_seed(runtime, expected, case, sampling):
-    """Guards the promise of `verify`: with one seed, look-up changes the speed and not one token."""
-    plain = oracle(runtime, PROMPT, NEW, Chance(3), sampling)
-    options = made(*case, plain, 4)
-    (text,) = run(runtime, [PROMPT], case[0], options, new_tokens=NEW, sampling=sampling, seed=3)
-    assert text.tokens[len(PROMPT) :] == plain
 
 
 @pytest.mark.parametrize("exit_layer", range(1, 5))
@@ -215,45 +131,20 @@ LAWS = [Sampling(1.0), Sampling(1.3, top_k=3, top_p=0.9)]
 def test_sampled_output_has_the_targets_law(sampling, siblings):
     """Chi-square end to end on 200,000 transitions of a toy chain; false alarms: 1 in a million per run."""
     runtime = MarkovRuntime()
-    options = {"exit_layer": 2, "gamma": 3, "siblings": siblings}
-    counts = transitions(runtime, sampling, "early_exit", options)
+    exits = drafters.create("early_exit", runtime.config, {"exit_layer": 2, "gamma": 2, "siblings": siblings})
+    counts = transitions(runtime, sampling, exits, 400)
     assert counts.sum() >= 200_000
-    assert chi_square(counts, runtime.transition(sampling)) < critical(counts, runtime.transition(sampling))
+    assert p_value(counts, runtime.transition(sampling)) > 1e-6
 
 
 def test_chi_square_catches_a_biased_verifier(monkeypatch):
     """The negative control: a verifier that takes the bonus from p instead of the residual must be seen."""
     from test_verify import bonus_without_residual
 
-    monkeypatch.setattr("selfspec.decode.verify_chain", bonus_without_residual)
+    monkeypatch.setattr("selfspec.decode.verify_block", bonus_without_residual)
     runtime, sampling = MarkovRuntime(), Sampling(1.0)
-    counts = transitions(runtime, sampling, "early_exit", {"exit_layer": 2, "gamma": 3}, texts=100)
-    assert chi_square(counts, runtime.transition(sampling)) > critical(counts, runtime.transition(sampling))
-
-
-def transitions(runtime, sampling, drafter, options, texts=400):
-    """Counts [V, V] of (last token, next token) over ``texts`` sampled texts of 501 tokens."""
-    size = runtime.config.vocab_size
-    counts = np.zeros((size, size))
-    for done in run(
-        runtime, [[i % size] for i in range(texts)], drafter, options, new_tokens=501, sampling=sampling
-    ):
-        np.add.at(counts, (done.tokens[:-1], done.tokens[1:]), 1)
-    return counts
-
-
-def chi_square(counts, law):
-    """Pearson's statistic against the rows of ``law``; infinite if something impossible was seen."""
-    if counts[law == 0.0].any():
-        return np.inf
-    want = counts.sum(axis=1, keepdims=True) * law
-    return float((((counts - want) ** 2)[law > 0] / want[law > 0]).sum())
-
-
-def critical(counts, law):
-    """The 1 - 1e-6 quantile of the statistic (Wilson and Hilferty's cube of a normal)."""
-    freedom = int((law > 0).sum()) - len(counts)
-    return freedom * (1 - 2 / (9 * freedom) + 4.753 * np.sqrt(2 / (9 * freedom))) ** 3
+    exits = drafters.create("early_exit", runtime.config, {"exit_layer": 2, "gamma": 3})
+    assert p_value(transitions(runtime, sampling, exits, 100), runtime.transition(sampling)) < 1e-6
 
 
 def test_buffers_are_within_their_formulas(runtime, monkeypatch):
@@ -271,11 +162,11 @@ def test_buffers_are_within_their_formulas(runtime, monkeypatch):
 
     monkeypatch.setattr(EarlyExit, "propose", measured)
     seen = []
-    for drafter, options in (("plain", {}), ("early_exit", {"exit_layer": 3, "gamma": 4})):
+    for kind, options in (("plain", {}), ("early_exit", {"exit_layer": 3, "gamma": 4})):
         run(
             runtime,
             [PROMPT],
-            drafter,
+            kind,
             options,
             sampling=Sampling(1.0),
             each_round=lambda c, t, r: seen.append(c.cache.nbytes),
@@ -310,14 +201,14 @@ def test_stats_are_sums_over_the_rounds():
 
 def test_accepted_never_counts_more_than_was_added(runtime, expected):
     """Guards α at an end inside an accepted run: drafts past the end are not accepted ones."""
-    script = scripts(expected)["right"]
+    right = script("right", [PROMPT + expected])
     for stop in range(1, NEW):
         commits = []
         run(
             runtime,
             [PROMPT],
             "scripted",
-            {"script": script, "gamma": 5},
+            {"script": right, "gamma": 5},
             new_tokens=NEW,
             ends=lambda t, e=expected[stop]: t == e,
             each_round=lambda c, t, r, into=commits: into.extend(r.commits),

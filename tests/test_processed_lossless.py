@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from constraints import PROCESSORS, SIZE, WARPERS, settings, some
-from doubles import AllOutcomes, MarkovRuntime, run, tiny_runtime
-from test_lossless import DRAFTERS, NEW, PROMPT, made, name_of
+from doubles import run
+from lossless_table import CHAINS, NEW, PROMPT, SIZE, drafter
 
 from selfspec import drafters
-from selfspec.context import Context, Text
-from selfspec.decode import decode
+from selfspec.context import Text
+from selfspec.measure.laws import loop_law
+from selfspec.measure.toy import MarkovRuntime
 from selfspec.reference import oracle
 from selfspec.sampling import Chance
 from selfspec.types import Prefix, Sampling
-
-ALONE = [[name] for name in PROCESSORS]
-TOGETHER = [some(np.random.default_rng([5, i]), PROCESSORS) for i in range(30)]
-DETERMINISTIC = [case for case in DRAFTERS if case[0] != "early_exit"]
 
 
 @pytest.fixture(scope="module")
@@ -26,43 +22,11 @@ def runtime() -> MarkovRuntime:
     return MarkovRuntime(SIZE, num_layers=5, seed=1)
 
 
-def text_of(runtime, case, gamma, sampling, plain, seed=0):
-    options = made(*case, plain, gamma)
-    (text,) = run(runtime, [PROMPT], case[0], options, new_tokens=NEW, sampling=sampling, seed=seed)
+def all_right(runtime, sampling, plain):
+    """The text with a draft of eight tokens that plain decoding has."""
+    options = drafter("right", runtime.config, [PROMPT + plain], 8)
+    (text,) = run(runtime, [PROMPT], *options, new_tokens=NEW, sampling=sampling)
     return text.tokens[len(PROMPT) :]
-
-
-@pytest.mark.parametrize("names", [*ALONE, *TOGETHER], ids="+".join)
-def test_greedy_equals_the_oracle_whoever_drafts(runtime, names):
-    """Guards every processor in the loop: bonus token, rejected and accepted drafts, γ = 0, none may differ."""
-    random = np.random.default_rng([6, *"".join(names).encode()])
-    sampling = Sampling(**settings(random, names))
-    plain = oracle(runtime, PROMPT, NEW, Chance(0), sampling)
-    gammas = range(9) if len(names) == 1 else random.choice(9, size=2, replace=False).tolist()
-    for case in DRAFTERS:
-        for gamma in gammas:
-            assert text_of(runtime, case, gamma, sampling, plain) == plain, (case, gamma)
-
-
-@pytest.mark.parametrize("name", PROCESSORS)
-def test_greedy_equals_the_oracle_with_a_transformer_too(name):
-    """Guards the same with torch logits, attention and a cache."""
-    random = np.random.default_rng([8, *name.encode()])
-    runtime, sampling = tiny_runtime(), Sampling(**settings(random, [name]))
-    plain = oracle(runtime, PROMPT, NEW, Chance(0), sampling)
-    for case in DRAFTERS[2:7:2] + DRAFTERS[-1:]:
-        assert text_of(runtime, case, int(random.integers(1, 9)), sampling, plain) == plain, case
-
-
-@pytest.mark.parametrize("names", [*ALONE, *TOGETHER], ids="+".join)
-def test_deterministic_drafts_give_the_plain_sample_of_the_same_seed(runtime, names):
-    """Guards sampling with processors and all cuts: look-up changes the speed and not one token."""
-    random = np.random.default_rng([7, *"".join(names).encode()])
-    sampling = Sampling(**settings(random, [*names, "temperature", *some(random, WARPERS)]))
-    plain = oracle(runtime, PROMPT, NEW, Chance(3), sampling)
-    for case in DETERMINISTIC:
-        for gamma in random.choice(range(1, 9), size=2, replace=False).tolist():
-            assert text_of(runtime, case, gamma, sampling, plain, seed=3) == plain, (case, gamma)
 
 
 def test_each_row_of_a_draft_is_processed_with_its_own_prefix(runtime, monkeypatch):
@@ -70,7 +34,6 @@ def test_each_row_of_a_draft_is_processed_with_its_own_prefix(runtime, monkeypat
 
     The second half is the negative control: with that bug, these very settings give another text.
     """
-    case = ("scripted", {"script": "right"})
     free = oracle(runtime, PROMPT, NEW, Chance(0))
     late = max(i for i in range(2, 8) if free[i] not in free[:i])  # an end-of-text token that is allowed there
     cases = {}
@@ -84,11 +47,11 @@ def test_each_row_of_a_draft_is_processed_with_its_own_prefix(runtime, monkeypat
     ):
         sampling = Sampling(**options)
         cases[sampling] = plain = oracle(runtime, PROMPT, NEW, Chance(0), sampling)
-        assert text_of(runtime, case, 8, sampling, plain) == plain
+        assert all_right(runtime, sampling, plain) == plain
 
     monkeypatch.setattr(Text, "prefix", lambda self, _draft: Prefix(list(self.tokens), self.prompt_length))
     for sampling, plain in cases.items():
-        assert text_of(runtime, case, 8, sampling, plain) != plain, sampling.changed
+        assert all_right(runtime, sampling, plain) != plain, sampling.changed
 
 
 class Recorder:
@@ -105,25 +68,25 @@ class Recorder:
 
 
 @pytest.mark.parametrize("gamma", range(9))
-@pytest.mark.parametrize("case", DRAFTERS, ids=name_of)
-def test_a_stateful_callable_sees_exactly_the_calls_of_plain_decoding(runtime, case, gamma):
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_stateful_callable_sees_exactly_the_calls_of_plain_decoding(runtime, name, gamma):
     """Guards lazy rows and the drafter's law: no call for rejected rows, for drafting, or after the end."""
 
-    def generated(drafter, options, ends):
+    def generated(ends):
         seen = Recorder()
         sampling = Sampling(repetition_penalty=1.3, processors=(seen,))
-        (text,) = run(runtime, [PROMPT], drafter, options, new_tokens=NEW, sampling=sampling, ends=ends)
+        options = drafter(name, runtime.config, [PROMPT + plain], gamma)
+        (text,) = run(runtime, [PROMPT], *options, new_tokens=NEW, sampling=sampling, ends=ends)
         return text.tokens[len(PROMPT) :], text.finish_reason, seen.calls
 
     free = Recorder()
     plain = oracle(runtime, PROMPT, NEW, Chance(0), Sampling(repetition_penalty=1.3, processors=(free,)))
     assert free.calls == [(*PROMPT, *plain[:i]) for i in range(NEW)]
-    options = made(*case, plain, gamma)
-    assert generated(case[0], options, lambda _: False) == (plain, "length", free.calls)
+    assert generated(lambda _: False) == (plain, "length", free.calls)
     for stop in (2, 7, 12):
         new = plain[: plain.index(plain[stop]) + 1]
         want = new, "stop", free.calls[: len(new)]
-        assert generated(case[0], options, lambda t, e=new[-1]: t == e) == want
+        assert generated(lambda t, e=new[-1]: t == e) == want
 
 
 @pytest.mark.parametrize("exit_layer", [1, 3])
@@ -138,15 +101,7 @@ def test_a_sampled_draft_never_calls_the_users_callables(runtime, exit_layer):
 
 def law_of(runtime, drafter, options, sampling, new=4):
     """P(new tokens) of the real loop, by replaying every random decision that it can make."""
-    law = {}
-    for dice in AllOutcomes():
-        text = Text(0, 0, [1], 1 + new, sampling, dice, lambda _: False)
-        context = Context(runtime, runtime.new_cache(1, 1 + new))
-        for _ in decode(context, [text], drafters.create(drafter, runtime.config, options)):
-            pass
-        key = tuple(text.tokens)
-        law[key] = law.get(key, 0.0) + dice.weight
-    return law
+    return loop_law(runtime, ([1], new), sampling, drafters.create(drafter, runtime.config, options))
 
 
 def never_the_same_twice(tokens, logits):
@@ -180,9 +135,7 @@ def test_a_draft_ends_where_its_constraints_contradict_each_other(runtime):
     """Guards an error that plain decoding does not have: the draft ran past the end, the text did not."""
     sampling = Sampling(forced_tokens={5: 50}, suppress_tokens=[50])
     plain = oracle(runtime, PROMPT, 5, Chance(0), sampling)
-    for case in DRAFTERS:
-        options = made(*case, plain, 8)
-        (text,) = run(
-            runtime, [PROMPT], case[0], options, new_tokens=NEW, sampling=sampling, ends=lambda t: t == plain[3]
-        )
+    for name in CHAINS:
+        options = drafter(name, runtime.config, [PROMPT + plain], 8)
+        (text,) = run(runtime, [PROMPT], *options, new_tokens=NEW, sampling=sampling, ends=lambda t: t == plain[3])
         assert text.tokens[len(PROMPT) :] == plain[: plain.index(plain[3]) + 1]

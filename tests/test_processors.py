@@ -126,7 +126,7 @@ def test_user_processors_come_after_all_others_and_before_the_cuts():
 
 def test_every_field_of_sampling_is_applied():
     """Guards against an option that is accepted and ignored."""
-    known = {*ORDER, *WARPERS, "eos_token_ids"}
+    known = {*ORDER, *WARPERS, "eos_token_ids", "coupled"}
     assert {f.name for f in fields(Sampling)} == known
 
 
@@ -158,6 +158,23 @@ def test_a_users_nan_is_not_blamed_on_the_weights():
         distribution(np.zeros(4), sampling, Prefix([1], 1))
     with pytest.raises(ModelError, match="weights"):
         distribution(np.array([np.nan, 1.0]), sampling, Prefix([1], 1))
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda logits: None, "NoneType"),
+        (lambda logits: logits.tolist(), "list"),
+        (lambda logits: logits[:7], r"shape \(7,\)"),
+        (lambda logits: logits[None], r"shape \(1, 61\)"),
+        (torch.as_tensor, "Tensor"),
+    ],
+)
+def test_a_processor_that_returns_something_else_is_one_clear_error(made, words):
+    """Guards a forgotten `return`, and fewer logits, which were taken for a smaller vocabulary."""
+    sampling = Sampling(processors=[lambda tokens, logits: made(logits)])
+    with pytest.raises(OptionError, match=f"<lambda> returned .*{words}.* ndarray of shape"):
+        process(np.zeros(61), sampling, Prefix([1], 1))
 
 
 def test_settings_are_hashable_and_do_not_follow_their_sources():

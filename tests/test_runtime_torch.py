@@ -5,13 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from doubles import tiny_runtime
+from doubles import run, tiny_runtime
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from selfspec import drafters
+from selfspec.context import Context, Text
+from selfspec.decode import decode
 from selfspec.errors import OptionError, OutOfMemoryError
 from selfspec.runtime.products import linear
 from selfspec.runtime.torch import TorchRuntime
-from selfspec.types import LayerPlan, Rows, SubLayer
+from selfspec.sampling import Chance
+from selfspec.types import LayerPlan, Rows, Sampling, SubLayer
 
 VARIANTS = {
     "plain": {},
@@ -131,7 +135,7 @@ def test_spans_and_chunks_equal_one_pass(chunk):
     assert np.abs(np.concatenate(got) - want).max() < 1e-12
 
 
-@pytest.mark.parametrize("slots", [[0, 1, 2], [2, 0, 1], [4, 1, 3]])
+@pytest.mark.parametrize("slots", [[0, 1, 2], [2, 0, 1], [4, 1, 3], [4, 2, 3]])
 def test_a_ragged_batch_equals_its_sequences(slots):
     """Guards the flat rows: sequences of different length in any slots do not see each other."""
     runtime = tiny_runtime()
@@ -222,3 +226,23 @@ def test_plans():
             LayerPlan.exit_at(4, wrong)
     with pytest.raises(OptionError, match="cannot skip mlp"):
         LayerPlan.skipping(4, mlp=[4])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_the_caller_has_switched_on_in_torch_changes_nothing(dtype):
+    """Guards autocast, which failed at the cache, and a cache made in inference mode and written later."""
+    runtime = tiny_runtime(dtype=dtype)
+    (plain,) = run(runtime, [[5, 17, 3]], new_tokens=12)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (text,) = run(runtime, [[5, 17, 3]], "early_exit", {"exit_layer": 3}, new_tokens=12)
+    assert text.tokens == plain.tokens
+    with torch.inference_mode():
+        cache = runtime.new_cache(1, 8)
+        longer = cache.longer(16)
+    context = Context(runtime, longer)
+    text = Text(0, 0, [5, 17, 3], 15, Sampling(), Chance(0), lambda _: False)
+    for _ in decode(context, [text], drafters.create("plain", runtime.config, {})):
+        pass
+    assert text.tokens == plain.tokens
+    runtime.keep(cache, Rows.trees([0, 0], [1, 2], [-1, 0]))
+    assert not cache.keys[0].is_inference()

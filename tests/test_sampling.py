@@ -111,14 +111,21 @@ def test_chance_is_reproducible_and_streams_differ():
     assert len({tuple(d) for d in draws}) == 3
 
 
-def test_certain_decisions_draw_nothing():
+def test_a_one_hot_draws_nothing():
     """Guards greedy decoding: it must not depend on, or move, the random stream."""
     used, fresh = Chance(5), Chance(5)
-    used.accept(1.0)
-    used.accept(0.0)
     used.pick(OneHot(3))
     law = Dense.of(np.ones(10_000))
     assert used.pick(law) == fresh.pick(law)
+
+
+@pytest.mark.parametrize(("sure", "nearly"), [(1.0, 1.0 - 2.0**-53), (0.0, 2.0**-60)])
+def test_a_rounding_does_not_shift_the_stream(sure, nearly):
+    """Guards equal seeds across batches: a ratio of 1 is a rounding less where other rows share the pass."""
+    one, other = Chance(5), Chance(5)
+    assert one.accept(sure) == other.accept(nearly) == (sure == 1.0)
+    law = Dense.of(np.ones(10_000))
+    assert one.pick(law) == other.pick(law)
 
 
 def test_top_probability_is_that_of_the_raw_softmax():

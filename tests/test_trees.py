@@ -1,16 +1,12 @@
-"""Tree rows: a branch of a tree equals the same chain, in the runtime, in the context and in the loop."""
+"""Tree rows: a branch of a tree equals the same chain, in the runtime; the loop is in `lossless_table`."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from doubles import run, tiny_runtime
-from test_lossless import check_cache
+from doubles import tiny_runtime
 
-from selfspec.drafters.base import Drafter, DraftOptions
-from selfspec.reference import oracle
-from selfspec.sampling import Chance
-from selfspec.types import Draft, LayerPlan, Rows, Sampling
+from selfspec.types import LayerPlan, Rows
 
 FULL = LayerPlan.full(5)
 PREFIX = [5, 17, 3, 3, 42, 8, 29]
@@ -130,102 +126,3 @@ def test_keeping_a_chain_moves_nothing():
     runtime.keep(cache, Rows.of([0, 0], [7, 8]))
     for stored, old in zip(cache.keys + cache.values, before, strict=True):
         assert stored.equal(old)
-
-
-class Bush(Drafter):
-    """Random trees that hold the right tokens somewhere; with ``exit_layer``, the first rows bring their states."""
-
-    name = "bush"
-
-    def __init__(self, config, texts, *, gamma=4, exit_layer=0, seed=0):
-        super().__init__(DraftOptions(gamma=gamma), config)
-        self.expected = texts
-        self.exit_layer = exit_layer
-        self.random = np.random.default_rng(seed)
-
-    def propose(self, context, texts, gammas):
-        return [self.tree(context, text, gamma) for text, gamma in zip(texts, gammas, strict=True)]
-
-    def tree(self, context, text, gamma):
-        at = len(text.tokens)
-        right = self.expected[text.index][at : at + gamma]
-        tokens, parents, depths, on_path = [], [], [], [-1]
-        for _ in range(self.random.integers(0, min(12, text.room()) + 1)):
-            parent = int(self.random.integers(-1, len(tokens)))
-            if self.random.random() < 0.5:
-                parent = on_path[-1]
-            depth = 0 if parent < 0 else depths[parent] + 1
-            if depth >= min(gamma, len(right)):
-                continue
-            holds = parent == on_path[-1] and self.random.random() < 0.8
-            tokens.append(right[depth] if holds else int(self.random.integers(61)))
-            parents.append(parent)
-            depths.append(depth)
-            if parent == on_path[-1] and tokens[-1] == right[depth]:
-                on_path.append(len(tokens) - 1)
-        return self.resumed(context, text, tuple(tokens), tuple(parents))
-
-    def resumed(self, context, text, tokens, parents):
-        if not self.exit_layer:
-            return Draft(tokens, parents=parents)
-        kept = int(self.random.integers(1, len(tokens) + 2))
-        start = len(text.tokens) - 1
-        rows = Rows.trees(
-            [text.slot] * kept, range(start, start + kept), [-1, *(p + 1 for p in parents[: kept - 1])]
-        )
-        hidden = context.runtime.embed([text.pending, *tokens[: kept - 1]])
-        hidden, _ = context.runtime.run(hidden, FULL.span(0, self.exit_layer), rows, context.cache)
-        return Draft(tokens, None, hidden, self.exit_layer, parents)
-
-
-PROMPTS = [[5, 17, 3, 3, 42, 5, 17], [1], [9, 9, 9, 9, 2], list(range(30))]
-COUNTS = [20, 3, 11, 17]
-
-
-def new_tokens_only(prefix, logits):
-    """A processor that needs the prefix of its own row: tokens of the text become unlikely."""
-    return logits - 2.0 * np.isin(np.arange(61), list(prefix))
-
-
-PENALISED = Sampling(0.8, top_k=20, processors=(new_tokens_only,))
-
-
-@pytest.mark.parametrize("exit_layer", [0, 1, 3])
-@pytest.mark.parametrize("texts", [1, 2, 4])
-@pytest.mark.parametrize("sampling", [Sampling(), PENALISED], ids=["greedy", "sampled"])
-def test_any_tree_gives_plain_decoding_and_the_cache_of_a_fresh_prefill(texts, exit_layer, sampling):
-    """Guards score and commit of trees: resumption, moved cells, each row's prefix, ragged batches, ends."""
-    runtime = tiny_runtime()
-    counts = COUNTS[:texts]
-    plain = [
-        [*prompt, *oracle(runtime, prompt, count, Chance(3, i), sampling)]
-        for i, (prompt, count) in enumerate(zip(PROMPTS[:texts], counts, strict=True))
-    ]
-    accepted = []
-
-    def check(context, all_texts, round_):
-        check_cache(context, all_texts, round_)
-        accepted.extend(commit.accepted for commit in round_.commits)
-
-    for seed in range(3):
-        drafter = Bush(runtime.config, plain, exit_layer=exit_layer, seed=seed)
-        done = run(
-            runtime, PROMPTS[:texts], drafter, new_tokens=counts, sampling=sampling, seed=3, each_round=check
-        )
-        assert [text.tokens for text in done] == plain
-    assert {0, 1, 2} <= set(accepted)
-
-
-@pytest.mark.parametrize("stop", range(1, 13))
-def test_every_end_inside_a_tree_cuts_where_plain_decoding_stops(stop):
-    """Guards ends inside an accepted branch."""
-    runtime = tiny_runtime()
-    plain = [[*PROMPTS[0], *oracle(runtime, PROMPTS[0], 20, Chance(0))]]
-    new = plain[0][len(PROMPTS[0]) :]
-    (text,) = run(runtime, PROMPTS[:1], Bush(runtime.config, plain, seed=stop), new_tokens=stop)
-    assert (text.tokens[len(PROMPTS[0]) :], text.finish_reason) == (new[:stop], "length")
-    ending = new[stop - 1]
-    (text,) = run(
-        runtime, PROMPTS[:1], Bush(runtime.config, plain), new_tokens=20, ends=lambda token: token == ending
-    )
-    assert (text.tokens[len(PROMPTS[0]) :], text.finish_reason) == (new[: new.index(ending) + 1], "stop")

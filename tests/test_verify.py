@@ -7,8 +7,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from doubles import AllOutcomes
 
+from selfspec.measure.dice import AllOutcomes
 from selfspec.types import Dense, Draft, OneHot, Verdict
 from selfspec.verify import verify_chain
 
@@ -49,7 +49,7 @@ def output_law(size, gamma, p, draft_of, verify):
         verdict = verify(draft, lambda i, d=draft: p(d.tokens[:i]), dice)
         tokens = [*draft.tokens[: verdict.accepted], verdict.bonus]
         while len(tokens) < gamma + 1:
-            tokens.append(dice.pick(p(tuple(tokens)), size))
+            tokens.append(dice.pick(p(tuple(tokens))))
         out[tuple(tokens)] += dice.weight
     return out
 
@@ -63,28 +63,12 @@ def distance(size, gamma, p, out):
     return total / 2
 
 
-def sized(size):
-    """`AllOutcomes.pick` must know the vocabulary; the verifier only passes the law."""
-
-    def verify(draft, target, dice):
-        class Sized:
-            accept = staticmethod(dice.accept)
-
-            @staticmethod
-            def pick(law):
-                return dice.pick(law, size)
-
-        return verify_chain(draft, target, Sized)
-
-    return verify
-
-
 def sampled(size, gamma, q):
     def draft_of(dice):
         tokens, made = [], []
         for _ in range(gamma):
             made.append(q(tuple(tokens)))
-            tokens.append(dice.pick(made[-1], size))
+            tokens.append(dice.pick(made[-1]))
         return Draft(tuple(tokens), tuple(made))
 
     return draft_of
@@ -106,7 +90,7 @@ def test_sampled_draft_gives_the_targets_law(sizes, support):
     """Guards the ratio test, the residual and the bonus row (HF #32867, #47932, PR #28508)."""
     size, gamma = sizes
     p, q = laws(size, support, 7)
-    out = output_law(size, gamma, p, sampled(size, gamma, q), sized(size))
+    out = output_law(size, gamma, p, sampled(size, gamma, q), verify_chain)
     assert sum(out.values()) == pytest.approx(1.0, abs=1e-12)
     assert distance(size, gamma, p, out) < 1e-12
 
@@ -116,7 +100,7 @@ def test_deterministic_draft_gives_the_targets_law(sizes, support):
     """Guards against scoring an arg-max draft as if it were sampled (Draft & Verify, TV 0.36)."""
     size, gamma = sizes
     p, q = laws(size, support, 11)
-    out = output_law(size, gamma, p, deterministic(gamma, q), sized(size))
+    out = output_law(size, gamma, p, deterministic(gamma, q), verify_chain)
     assert distance(size, gamma, p, out) < 1e-12
 
 
@@ -145,7 +129,7 @@ def test_target_is_asked_left_to_right_and_no_further_than_needed():
         asked.append(i)
         return OneHot([5, 6, 9, 1][i])
 
-    assert sized(10)(Draft((5, 6, 7)), target, AllOutcomesOnce()) == Verdict(2, 9)
+    assert verify_chain(Draft((5, 6, 7)), target, AllOutcomesOnce()) == Verdict(2, 9)
     assert asked == [0, 1, 2]
 
 
@@ -172,7 +156,7 @@ class AllOutcomesOnce:
         assert probability in (0.0, 1.0)
         return probability == 1.0
 
-    def pick(self, law, size=0):
+    def pick(self, law):
         return law.token
 
 
@@ -218,4 +202,4 @@ def test_enumeration_catches_an_argmax_draft_scored_as_sampled():
         token = int(np.argmax(q(()).probs))
         return Draft((token,), (q(()),))
 
-    assert distance(4, 1, p, output_law(4, 1, p, draft_of, sized(4))) > 0.01
+    assert distance(4, 1, p, output_law(4, 1, p, draft_of, verify_chain)) > 0.01

@@ -1,4 +1,4 @@
-"""Block and tree verification by exact enumeration: the law of what comes out, and how many tokens come out."""
+"""Tree verification by exact enumeration: the law of what comes out, and how many tokens come out."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from doubles import AllOutcomes
 from test_verify import SUPPORTS, deterministic, laws, sampled
 
+from selfspec.measure.dice import AllOutcomes
 from selfspec.sampling import Chance
-from selfspec.types import Dense, Draft, OneHot, Verdict
-from selfspec.verify import verify_block, verify_chain, verify_tree
+from selfspec.types import Draft, OneHot, Verdict
+from selfspec.verify import verify_chain, verify_tree
 
 # parents of each token; -1 is the pending token
 SHAPES = {
@@ -31,20 +31,12 @@ SMALL = [(3, name) for name in SHAPES if name != "deep comb"] + [
 ]
 
 
-class Sized:
-    """Dice that know how many tokens there are: the verifier passes only the law."""
-
-    def __init__(self, dice, size):
-        self.accept = dice.accept
-        self.pick = lambda law: dice.pick(law, size)
-
-
 def emitted(size, p, draft_of, verify):
     """P(what one round emits): the accepted branch and the bonus token."""
     out = defaultdict(float)
     for dice in AllOutcomes():
         draft = draft_of(dice)
-        verdict = verify(draft, lambda row, d=draft: p(d.before(row)), Sized(dice, size))
+        verdict = verify(draft, lambda row, d=draft: p(d.before(row)), dice)
         branch = range(verdict.accepted) if verdict.branch is None else verdict.branch
         assert verdict.accepted == len(branch)
         out[(*(draft.tokens[i] for i in branch), verdict.bonus)] += dice.weight
@@ -79,7 +71,7 @@ def sampled_tree(size, parents, q, *, replacement=False):
             law = q(draft.before(parent + 1))
             for j in [] if replacement else siblings(parents, i):
                 law = law.minus(OneHot(draft.tokens[j]))
-            token = dice.pick(law, size)
+            token = dice.pick(law)
             draft = Draft((*draft.tokens, token), (*(draft.laws or ()), law), parents=parents[: i + 1])
         return draft
 
@@ -99,43 +91,6 @@ def fixed_tree(parents, q, *, duplicate=False):
         return draft
 
     return draft_of
-
-
-@pytest.mark.parametrize("support", SUPPORTS)
-@pytest.mark.parametrize("sizes", [(3, 1), (3, 2), (3, 3), (4, 2)])
-def test_block_verification_gives_the_targets_law_and_never_fewer_tokens(sizes, support):
-    """Guards h, the weights and the weighted residual, against the token-level rule on the same drafts."""
-    size, gamma = sizes
-    for seed in range(3):
-        p, q = laws(size, support, seed)
-        block = emitted(size, p, sampled(size, gamma, q), verify_block)
-        assert sum(block.values()) == pytest.approx(1.0, abs=1e-12)
-        assert distance(size, p, block) < 1e-12
-        chain = emitted(size, p, sampled(size, gamma, q), verify_chain)
-        assert expected_tokens(block) > expected_tokens(chain) - 1e-12
-
-
-def test_block_verification_gains_tokens():
-    """Guards that the rule is more than the token-level one: 3 % on this toy, as published on models."""
-    gains = []
-    for seed in range(5):
-        p, q = laws(3, "full", seed)
-        draft = sampled(3, 3, q)
-        gains.append(expected_tokens(emitted(3, p, draft, verify_block)))
-        gains[-1] /= expected_tokens(emitted(3, p, draft, verify_chain))
-    assert min(gains) >= 1.0
-    assert np.mean(gains) > 1.02
-
-
-def test_block_verification_of_a_deterministic_draft_is_that_of_a_chain():
-    """Guards the random numbers of plain decoding: there is nothing to gain and a promise to break."""
-    p, q = laws(4, "full", 3)
-    draft = deterministic(2, q)(None)
-    for seed in range(20):
-        verdicts = [
-            verify(draft, lambda i: p(draft.tokens[:i]), Chance(seed)) for verify in (verify_block, verify_chain)
-        ]
-        assert verdicts[0] == verdicts[1]
 
 
 @pytest.mark.parametrize("support", SUPPORTS)
@@ -181,17 +136,12 @@ def test_a_chain_is_a_tree_of_one_branch(draft_of):
     p, _ = laws(3, "full", 1)
     for seed in range(50):
         chance = Chance(seed, 1)
-        draft = draft_of(Unsized(chance))
+        draft = draft_of(chance)
         both = []
         for tree, verify in ((None, verify_chain), ((-1, 0), verify_tree), (None, verify_tree)):
             given = replace(draft, parents=tree)
             both.append(verify(given, lambda row, t=draft.tokens: p(t[:row]), Chance(seed))[:2])
         assert both[0] == both[1] == both[2]
-
-
-class Unsized:
-    def __init__(self, chance):
-        self.pick = lambda law, size: chance.pick(law)
 
 
 def test_a_deterministic_tree_spends_the_random_numbers_of_plain_decoding():
@@ -306,28 +256,3 @@ def test_enumeration_catches_broken_tree_verifiers(broken):
     """The negative controls: a suite that passes these proves nothing."""
     p, q = laws(3, "full", 7)
     assert distance(3, p, emitted(3, p, sampled_tree(3, SHAPES["pair"], q), broken)) > 0.01
-
-
-def block_with_unweighted_residual(draft, target, dice):
-    class Unweighted(Dense):
-        def minus(self, other, weight=1.0):
-            return Dense(self.probs).minus(other)
-
-    return verify_block(draft, lambda i: Unweighted(target(i).probs), dice)
-
-
-def block_with_token_weights(draft, target, dice):
-    """h from the product of ratios without the clipping at 1."""
-    weights = np.cumprod(
-        [target(i).probability(t) / draft.laws[i].probability(t) for i, t in enumerate(draft.tokens)]
-    )
-    held = max((i + 1 for i, weight in enumerate(weights) if dice.accept(weight)), default=0)
-    law = target(held)
-    return Verdict(held, dice.pick(law.minus(draft.laws[held]) if held < len(draft) else law))
-
-
-@pytest.mark.parametrize("broken", [block_with_unweighted_residual, block_with_token_weights])
-def test_enumeration_catches_broken_block_verifiers(broken):
-    """The negative controls of block verification."""
-    p, q = laws(4, "full", 0)
-    assert distance(4, p, emitted(4, p, sampled(4, 2, q), broken)) > 0.005

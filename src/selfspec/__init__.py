@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from selfspec._version import __version__
 
 if TYPE_CHECKING:
-    from selfspec.engine import Conversation, Engine, load
+    from selfspec.engine import Conversation, Engine
     from selfspec.errors import (
         ConstraintError,
         CorruptModelError,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SelfspecError,
         UnsupportedModelError,
     )
+    from selfspec.loading import load
     from selfspec.request import Chunk, Completion, Request
     from selfspec.rounds import Round, Stats
     from selfspec.stream import AsyncStream, Stream
@@ -57,12 +58,12 @@ __all__ = [
     "load",
 ]
 
-_MODULES = ("selfspec.errors", "selfspec.types", "selfspec.rounds", "selfspec.request", "selfspec.engine")
+_MODULES = ("errors", "types", "rounds", "request", "engine", "loading")
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        for module in map(import_module, _MODULES):
+        for module in (import_module(f"selfspec.{part}") for part in _MODULES):
             if hasattr(module, name):
                 return getattr(module, name)
     raise AttributeError(f"module 'selfspec' has no attribute {name!r}")

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from selfspec.rounds import Commit
+from selfspec.sampling import distribution
 from selfspec.types import (
     Array,
+    Distribution,
     Draft,
     FinishReason,
     Integers,
@@ -43,7 +45,7 @@ class Text:
     ``limit`` is the most tokens it may have, prompt included; ``ends(token)`` is asked once for every new
     token, in order, and says whether the text is complete with it (end-of-text token or stop string).
     The first ``cached`` tokens have their keys and values in the slot already. What ``tokens`` holds when a
-    `Text` is made is its prompt.
+    `Text` is made is its prompt. A text ends with a ``finish_reason``, or with the ``error`` that ended it.
     """
 
     index: int
@@ -55,11 +57,17 @@ class Text:
     ends: Callable[[int], bool]
     cached: int = 0
     finish_reason: FinishReason | None = None
+    error: Exception | None = None
     prompt_length: int = field(init=False)
 
     def __post_init__(self) -> None:
         assert len(self.tokens) < self.limit
         self.prompt_length = len(self.tokens)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing will follow."""
+        return self.finish_reason is not None or self.error is not None
 
     @property
     def pending(self) -> int:
@@ -73,6 +81,25 @@ class Text:
     def prefix(self, draft: Sequence[int]) -> Prefix:
         """The tokens before the one that follows ``draft``; read it before the text moves on."""
         return Prefix(self.tokens, self.prompt_length, draft)
+
+    def law(self, logits: Array, draft: Sequence[int] = ()) -> Distribution:
+        """The target's distribution of the token that follows ``draft``, from its ``logits`` [V].
+
+        Coupled sampling realises it: what is left is the one token that this text has at that place.
+        Raises as `selfspec.sampling.distribution`.
+        """
+        return self._law(logits, draft, self.sampling)
+
+    def draft_law(self, logits: Array, draft: Sequence[int] = ()) -> Distribution:
+        """What a drafter makes of its own ``logits`` [V]: the same, without the user's callables.
+
+        Realised with the target's noise where sampling is coupled, so that draft and target often agree.
+        """
+        return self._law(logits, draft, self.sampling.for_drafts)
+
+    def _law(self, logits: Array, draft: Sequence[int], sampling: Sampling) -> Distribution:
+        law = distribution(logits, sampling, prefix := self.prefix(draft))
+        return self.chance.realise(law, len(prefix)) if sampling.coupled else law
 
     def extend(self, accepted: Sequence[int], bonus: int | None) -> tuple[int, ...]:
         """Append draft tokens, for which ``ends`` has been asked, and the bonus token; returns them all.
@@ -92,13 +119,17 @@ class Text:
 
 
 class Context:
-    """What a drafter and the loop see of the model: rows to run, and texts to move forward."""
+    """What a drafter and the loop see of the model: rows to run, and texts to move forward.
+
+    ``row_layers`` [slots] counts what the rows of each slot have cost so far.
+    """
 
     def __init__(self, runtime: Runtime, cache: Cache) -> None:
         self.runtime = runtime
         self.cache = cache
         self.full = LayerPlan.full(runtime.config.num_layers)
-        self.row_layers = 0.0
+        self.row_layers = np.zeros(cache.slots)
+        self._spans: dict[tuple[int, int], LayerPlan] = {}
 
     def prefill(self, text: Text) -> Array:
         """Run all layers over the prompt, in chunks; returns the logits [V] of its last row."""
@@ -146,8 +177,14 @@ class Context:
         text.cached = len(text.tokens) - 1
         return Commit(text.index, tokens, draft.widths, verdict.accepted, text.finish_reason)
 
+    def _span(self, start: int, stop: int) -> LayerPlan:
+        """Layers ``[start, stop)`` of the full model, made once: a plan sorts its steps."""
+        if (start, stop) not in self._spans:
+            self._spans[start, stop] = self.full.span(start, stop)
+        return self._spans[start, stop]
+
     def _run(self, hidden: Array, plan: LayerPlan, rows: Rows) -> Array:
-        self.row_layers += plan.row_layers * len(rows)
+        self.row_layers += plan.row_layers * np.bincount(rows.slots, minlength=self.cache.slots)
         return self.runtime.run(hidden, plan, rows, self.cache)[0]
 
     def _run_from(self, tokens: list[int], starts: Integers, kept: list[Array], rows: Rows) -> Array:
@@ -161,7 +198,7 @@ class Context:
                 joining = np.flatnonzero(starts[later] == start)
                 hidden, order = _merge(hidden, order, _select(states, joining), later[joining])
             if hidden is not None:
-                hidden = self._run(hidden, self.full.span(start, stop), rows.take(order))
+                hidden = self._run(hidden, self._span(start, stop), rows.take(order))
         return hidden
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from selfspec.rounds import Commit, Round
-from selfspec.sampling import distribution
-from selfspec.types import Array, Distribution, Draft
-from selfspec.verify import verify_chain, verify_tree
+from selfspec.types import Array, Distribution, Draft, Verdict
+from selfspec.verify import verify_block, verify_chain, verify_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,62 +29,144 @@ def decode(
 
     Times are seconds of ``clock`` since ``origin``, by default the moment of the first step.
     Closing the generator early is safe: nothing outside the context and the drafter holds state.
+    What goes wrong with one text is raised.
     """
-    if origin is None:
-        origin = clock()
-    before = context.row_layers
-    began: list[Text] = []
-    try:
-        commits = []
+    with closing(Loop(context, clock, origin)) as loop:
+        yield _checked(loop.add(texts, drafter), texts)
+        while loop.texts:
+            yield _checked(loop.turn(), texts)
+
+
+def _checked(round_: Round, texts: Sequence[Text]) -> Round:
+    for text in texts:
+        if text.error is not None:
+            raise text.error
+    return round_
+
+
+class Loop:
+    """Texts that are decoded together; each has its own drafter, and they may join while others run.
+
+    A round drafts for the texts of one drafter together, and scores the rows of all drafts in one pass. A text
+    leaves when it ends; then its slot is free. What goes wrong with one text (a user's processor that raises,
+    constraints that contradict each other) becomes its ``error`` and ends it alone; a drafter's failure ends the
+    texts that it was drafting for. Running out of memory is raised: it concerns all of them.
+
+    Times are seconds of ``clock`` since ``origin``, by default now.
+    """
+
+    def __init__(
+        self, context: Context, clock: Callable[[], float] = time.perf_counter, origin: float | None = None
+    ) -> None:
+        self._context = context
+        self._clock = clock
+        self._origin = clock() if origin is None else origin
+        self._drafters: dict[Text, Drafter] = {}
+        self._index = 0
+
+    @property
+    def texts(self) -> tuple[Text, ...]:
+        """Those in flight, in the order in which they joined."""
+        return tuple(self._drafters)
+
+    @property
+    def free_slots(self) -> list[int]:
+        """The slots of the cache that no text in flight has."""
+        taken = {text.slot for text in self._drafters}
+        return [slot for slot in range(self._context.cache.slots) if slot not in taken]
+
+    def add(self, texts: Sequence[Text], drafter: Drafter) -> Round:
+        """Prefill ``texts``, each in a free slot, and give them their first tokens; a `Round` of index 0."""
+        context, started, before = self._context, self._now(), self._context.row_layers.copy()
+        commits: list[Commit] = []
         for text in texts:
-            commits.append(_first_token(context, text))
-            if not text.finish_reason:
-                drafter.begin(text)
-                began.append(text)
-        yield _round(0, commits, (0.0, 0.0, clock() - origin), (0.0, context.row_layers - before))
-        index = 0
-        while active := [text for text in began if not text.finish_reason]:
-            index += 1
-            yield _turn(context, active, drafter, (index, origin, clock))
-    finally:
-        for text in began:
+            assert text.slot in self.free_slots
+            assert text.limit <= context.cache.length
+            with _errors_of([text]):
+                commit = _first_token(context, text)
+                cost = context.row_layers - before
+                commits.append(replace(commit, verify_row_layers=float(cost[text.slot])))
+                if not text.is_ended:
+                    drafter.begin(text)
+                    self._drafters[text] = drafter
+        cost = context.row_layers - before
+        return Round(0, tuple(commits), started, started, self._now(), 0.0, float(cost.sum()))
+
+    def turn(self) -> Round:
+        """One round of all texts in flight: draft, verify, commit."""
+        context, started, before = self._context, self._now(), self._context.row_layers.copy()
+        drafts = self._propose()
+        drafted_at, drafted = self._now(), context.row_layers.copy()
+        commits: list[Commit] = []
+        scored = context.score(list(drafts), list(drafts.values())) if drafts else []
+        costs = (drafted - before, context.row_layers - drafted)
+        for (text, draft), rows in zip(drafts.items(), scored, strict=True):
+            with _errors_of([text]):
+                verify = _rule(text, draft)
+                verdict = verify(draft, _target(text, draft, rows), text.chance, text.ends)
+                draft_cost, verify_cost = (float(cost[text.slot]) for cost in costs)
+                commit = context.commit(text, draft, verdict)
+                commits.append(replace(commit, draft_row_layers=draft_cost, verify_row_layers=verify_cost))
+                self._drafters[text].observe(text, commits[-1])
+        for text in self.texts:
+            if text.is_ended:
+                self._leave(text)
+        self._index += 1
+        draft_sum, verify_sum = (float(cost.sum()) for cost in costs)
+        return Round(self._index, tuple(commits), started, drafted_at, self._now(), draft_sum, verify_sum)
+
+    def close(self) -> None:
+        """Let go of the texts that have not ended."""
+        for text in self.texts:
+            self._leave(text)
+
+    def _propose(self) -> dict[Text, Draft]:
+        """A draft for every text, in the order in which they joined."""
+        groups: dict[Drafter, list[Text]] = {}
+        for text, drafter in self._drafters.items():
+            groups.setdefault(drafter, []).append(text)
+        drafts: dict[Text, Draft] = {}
+        for drafter, texts in groups.items():
+            gammas = [max(0, min(drafter.options.gamma, text.room())) for text in texts]
+            with _errors_of(texts):
+                found = drafter.propose(self._context, texts, gammas)
+                assert all(len(draft.widths) <= gamma for draft, gamma in zip(found, gammas, strict=True))
+                drafts |= zip(texts, found, strict=True)
+        return {text: drafts[text] for text in self._drafters if text in drafts}
+
+    def _leave(self, text: Text) -> None:
+        drafter = self._drafters.pop(text)
+        with _errors_of([text]):
             drafter.end(text)
+
+    def _now(self) -> float:
+        return self._clock() - self._origin
+
+
+@contextmanager
+def _errors_of(texts: Sequence[Text]) -> Iterator[None]:
+    """Keep what is raised as the error of ``texts``; the first one of a text stays."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 (it runs what users and plug-ins wrote)
+        for text in texts:
+            text.error = text.error or error
 
 
 def _first_token(context: Context, text: Text) -> Commit:
-    law = distribution(context.prefill(text), text.sampling, text.prefix(()))
-    tokens = text.extend((), text.chance.pick(law))
-    text.cached = len(text.tokens) - 1
-    return Commit(text.index, tokens, (), 0, text.finish_reason)
+    token = text.chance.pick(text.law(context.prefill(text)))
+    return context.commit(text, Draft(), Verdict(0, token))
 
 
-def _turn(
-    context: Context, texts: Sequence[Text], drafter: Drafter, timing: tuple[int, float, Callable[[], float]]
-) -> Round:
-    """One round of all ``texts``; ``timing`` is the round's number, the loop's start and its clock."""
-    index, origin, clock = timing
-    started, before = clock() - origin, context.row_layers
-    gammas = [max(0, min(drafter.options.gamma, text.room())) for text in texts]
-    drafts = drafter.propose(context, texts, gammas)
-    assert all(len(draft.widths) <= gamma for draft, gamma in zip(drafts, gammas, strict=True))
-    drafted, after_draft = clock() - origin, context.row_layers
-    logits = context.score(texts, drafts)
-    commits = []
-    for text, draft, rows in zip(texts, drafts, logits, strict=True):
-        verify = verify_chain if draft.parents is None else verify_tree
-        verdict = verify(draft, _target(text, draft, rows), text.chance, text.ends)
-        commits.append(context.commit(text, draft, verdict))
-        drafter.observe(text, commits[-1])
-    costs = (after_draft - before, context.row_layers - after_draft)
-    return _round(index, commits, (started, drafted, clock() - origin), costs)
+def _rule(text: Text, draft: Draft) -> Callable[..., Verdict]:
+    """The rule that accepts most; chains are judged as a block unless a user's callable would see it."""
+    if draft.parents is not None:
+        return verify_tree
+    return verify_chain if text.sampling.processors else verify_block
 
 
 def _target(text: Text, draft: Draft, rows: Array) -> Callable[[int], Distribution]:
     """The target's distribution of what follows a row of the draft; computed when asked for."""
-    return lambda row: distribution(rows[row], text.sampling, text.prefix(draft.before(row)))
-
-
-def _round(
-    index: int, commits: list[Commit], times: tuple[float, float, float], costs: tuple[float, float]
-) -> Round:
-    return Round(index, tuple(commits), *times, *costs)
+    return lambda row: text.law(rows[row], draft.before(row))

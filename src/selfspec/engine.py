@@ -1,103 +1,54 @@
-"""Text in, text out: load a model once, then generate, stream or chat with it."""
+"""Text in, text out: generate, stream or chat with a loaded model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from selfspec import drafters
-from selfspec.errors import OptionError, PromptError, RuntimeMissingError
-from selfspec.model import EMBEDDED, Tokenizer, find_checkpoint
+from selfspec.batch import run_batch
+from selfspec.drafters.base import Drafter
+from selfspec.errors import OptionError, PromptError, SelfspecError
+from selfspec.generation import Generation
 from selfspec.model.chat import check_messages
 from selfspec.request import Completion, Request
 from selfspec.stream import AsyncStream, Memory, Stream
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-    from selfspec.drafters.base import Drafter
+    from selfspec.batch import Outcome, Prepared
+    from selfspec.model import Tokenizer
     from selfspec.runtime.base import Runtime
 
 Message = dict[str, str]
+Ask = str | Sequence[int] | Mapping[str, Any]  # one request of a batch
 DEFAULT_DRAFT = "ngram"
+DEFAULT_SLOTS = 8
 _REQUEST_FIELDS = frozenset(f.name for f in fields(Request))
 
 
-def load(
-    model: str | os.PathLike[str] | Any = EMBEDDED,
-    *,
-    tokenizer: Any = None,
-    dtype: str | None = None,
-    device: str = "auto",
-    notify: Callable[[str], None] = lambda _: None,
-    **options: Any,
-) -> Engine:
-    """Load a model and choose how it drafts.
-
-    Parameters
-    ----------
-    model
-        ``"smollm2-135m"`` (the embedded model), a Hugging Face folder, a ``.gguf`` file, a hub id, or a
-        transformers model object, whose parameter tensors are then shared, not copied.
-    tokenizer
-        Only with a model object: its fast tokenizer. Without one, prompts are token ids.
-    dtype
-        "float64", "float32", "bfloat16" or "float16"; None keeps the stored precision.
-    device
-        "auto" (a GPU if there is one), "cpu", "cuda", ...
-    notify
-        Called with a line when something takes long or was repaired (conversion, damaged cache).
-    options
-        ``draft`` and that drafter's options (``gamma``, ``exit_layer``, ...), and defaults for every
-        generation (``max_new_tokens``, ``temperature``, ...).
-
-    Raises
-    ------
-    SelfspecError
-        See ``selfspec.errors``.
-    """
-    runtime_class = _torch_runtime()
-    if hasattr(model, "state_dict"):
-        if dtype is not None or device != "auto":
-            raise OptionError("dtype and device are not for a model object; convert the model itself with .to(...)")
-        own = None if tokenizer is None else Tokenizer.of(tokenizer)
-        ends = () if own is None else own.eos_token_ids
-        return Engine(runtime_class.of(model, ends), own, type(model).__name__, **options)
-    if tokenizer is not None:
-        raise OptionError("tokenizer is only for a model object; a checkpoint brings its own")
-    checkpoint = find_checkpoint(model, notify=notify)
-    runtime = runtime_class.load(checkpoint.config, checkpoint.weight_files, dtype, device)
-    return Engine(runtime, checkpoint.tokenizer, checkpoint.name, **options)
-
-
-def _torch_runtime() -> Any:
-    try:
-        from selfspec.runtime.torch import TorchRuntime
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise RuntimeMissingError(
-            "no runtime is installed: torch is missing; install it with: pip install torch"
-        ) from error
-    return TorchRuntime
-
-
 class Engine:
-    """A loaded model. Generations share the weights; each has its own cache, so streams may interleave."""
+    """A loaded model. Generations share the weights; each has its own cache, so streams may interleave.
 
-    def __init__(self, runtime: Runtime, tokenizer: Tokenizer | None, name: str, **options: Any) -> None:
+    ``fingerprint`` tells checkpoints apart; it is empty for a model object.
+    """
+
+    def __init__(
+        self, runtime: Runtime, tokenizer: Tokenizer | None, name: str, fingerprint: str = "", **options: Any
+    ) -> None:
+        self.fingerprint = fingerprint
         self.runtime = runtime
         self.config = runtime.config
         self.tokenizer = tokenizer
         self.name = name
         self._defaults: dict[str, Any] = {"draft": DEFAULT_DRAFT}
         self._kinds: dict[str, type[Drafter]] = {}  # finding one reads the metadata of all packages
-        self._defaults |= options
-        request, _ = self._ask({})  # a wrong option is an error now, not at the first prompt
+        self._defaults = self._over(self._defaults, options)
+        request, _ = self._ask(self._defaults)  # a wrong option is an error now, not at the first prompt
         request.sampling(self.config, self.tokenizer, 1)
 
     def generate(
@@ -118,8 +69,7 @@ class Engine:
         **options: Any,
     ) -> Stream:
         """Like `generate`, token by token; errors in the arguments are raised here, before anything runs."""
-        request, drafter = self._ask(options)
-        return Stream(self, self._encode(prompt, messages, request), request, drafter)
+        return Stream(self.runtime, self._prepare(prompt, messages, self._over(self._defaults, options)))
 
     def astream(
         self,
@@ -131,26 +81,91 @@ class Engine:
         """Like `stream`, for ``async for``; the model runs in a worker thread."""
         return AsyncStream(self.stream(prompt, messages=messages, **options))
 
+    def batch(self, requests: Iterable[Ask], *, slots: int = DEFAULT_SLOTS, **options: Any) -> Iterator[Outcome]:
+        """Answer many requests, ``slots`` at a time; each result as soon as it is there.
+
+        Parameters
+        ----------
+        requests
+            Prompts (text or token ids), or mappings with ``prompt`` or ``messages`` and options of their own. They
+            are read as slots become free.
+        slots
+            Most texts at once. The KV cache has this many times the length of the longest text so far: prompt
+            and most new tokens.
+        options
+            As for `generate`, for all requests; a request's own come first. A ``seed`` is that of every text, so
+            equal prompts get equal answers: give each request its own where they should differ.
+
+        Yields
+        ------
+        (index, result)
+            In the order in which they end. Each result is what `generate` gives for the request alone, or the
+            error that it raises. (Times are those of the whole round, and ``kv_bytes`` those of one slot.)
+
+        Raises
+        ------
+        SelfspecError
+            For ``slots`` and ``options``, at once; out of memory, while it runs.
+        """
+        if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
+            raise OptionError(f"slots is {slots!r}; it must be a positive integer")
+        if isinstance(requests, str | bytes | Mapping) or not isinstance(requests, Iterable):
+            raise PromptError(f"requests is a {type(requests).__name__}; it must be a list of prompts or mappings")
+        shared = self._over(self._defaults, options)
+        self._ask(shared)
+        return run_batch(self.runtime, self._prepared(requests, shared), slots)
+
+    def _prepared(self, requests: Iterable[Ask], shared: Mapping[str, Any]) -> Iterator[Prepared]:
+        """Every request, ready to run, or what is wrong with it."""
+        made: list[Drafter] = []
+        for index, asked in enumerate(requests):
+            own: dict[str, Any] = dict(asked) if isinstance(asked, Mapping) else {"prompt": asked}
+            prompt, messages = own.pop("prompt", None), own.pop("messages", None)
+            try:
+                yield index, self._prepare(prompt, messages, self._over(shared, own), made)
+            except SelfspecError as error:
+                yield index, error
+
+    def _prepare(
+        self,
+        prompt: str | Sequence[int] | None,
+        messages: Sequence[Message] | None,
+        options: Mapping[str, Any],
+        made: list[Drafter] | None = None,
+    ) -> Generation:
+        """A generation, ready to run.
+
+        Texts with equal drafters share the one of ``made``, which then drafts for them together.
+        """
+        request, drafter = self._ask(options)
+        if made is not None and not isinstance(options["draft"], Drafter):
+            equal = (d for d in made if type(d) is type(drafter) and d.options == drafter.options)
+            drafter = next(equal, None) or _added(made, drafter)
+        return Generation(self, self._encode(prompt, messages, request), request, drafter)
+
     def chat(self, system: str | None = None) -> Conversation:
         """A conversation that keeps its cache between turns."""
         if self.tokenizer is None or not self.tokenizer.has_chat_template:
             raise OptionError(f"{self.name} has no chat template; use generate with a plain prompt")
         return Conversation(self, system)
 
-    def _ask(self, options: dict[str, Any]) -> tuple[Request, Drafter]:
-        """Split options into those of the request and those of its drafter, on top of the engine's own."""
-        merged = dict(self._defaults)
+    def _over(self, base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        """``options`` on top of those of ``base``, whose draft options belong to its own drafter."""
+        merged = dict(base)
         if (draft := options.get("draft")) is None:
             options = {**options, "draft": merged["draft"]}
-        elif draft != merged["draft"]:  # the engine's draft options belong to its own drafter
+        elif draft != merged["draft"]:
             merged = {name: value for name, value in merged.items() if name in _REQUEST_FIELDS}
-        merged |= options
-        request = Request(**{name: value for name, value in merged.items() if name in _REQUEST_FIELDS})
-        rest = {name: value for name, value in merged.items() if name not in _REQUEST_FIELDS}
+        return merged | dict(options)
+
+    def _ask(self, options: Mapping[str, Any]) -> tuple[Request, Drafter]:
+        """Split options into those of the request and those of its drafter."""
+        request = Request(**{name: value for name, value in options.items() if name in _REQUEST_FIELDS})
+        rest = {name: value for name, value in options.items() if name not in _REQUEST_FIELDS}
         if request.stops and self.tokenizer is None:
             raise OptionError("stop needs a tokenizer, and this engine has none")
         try:
-            return request, drafters.create(self._kind(merged["draft"]), self.config, rest)
+            return request, drafters.create(self._kind(options["draft"]), self.config, rest)
         except OptionError as error:
             raise _with_request_options(error, rest) from None
 
@@ -161,6 +176,12 @@ class Engine:
         if draft not in self._kinds:
             self._kinds[draft] = drafters.drafter_class(draft)
         return self._kinds[draft]
+
+    def encode(
+        self, prompt: str | Sequence[int] | None = None, *, messages: Sequence[Message] | None = None
+    ) -> list[int]:
+        """The token ids of a prompt as `generate` makes them, chat template included."""
+        return self._encode(prompt, messages, Request())
 
     def _encode(
         self, prompt: str | Sequence[int] | None, messages: Sequence[Message] | None, request: Request
@@ -203,6 +224,11 @@ class Engine:
         if request.system is not None:
             turns.insert(0, {"role": "system", "content": request.system})
         return self.tokenizer.encode_chat(turns)
+
+
+def _added(made: list[Drafter], drafter: Drafter) -> Drafter:
+    made.append(drafter)
+    return drafter
 
 
 def _token_ids(prompt: Any, request: Request) -> list[int]:

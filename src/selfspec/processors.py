@@ -10,10 +10,11 @@ how LayerSkip's code departs from plain decoding.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from selfspec.errors import OptionError
 from selfspec.types import Array, Integers, Prefix, Sampling, namespace
 
 if TYPE_CHECKING:
@@ -152,8 +153,20 @@ def begin_suppress_tokens(logits: Array, sampling: Sampling, prefix: Prefix) -> 
 def processors(logits: Array, sampling: Sampling, prefix: Prefix) -> Array:
     """The user's callables, in their order."""
     for processor in sampling.processors:
-        logits = processor(prefix.tokens, logits)
+        made = processor(prefix.tokens, logits)
+        if not isinstance(made, type(logits)) or made.shape != logits.shape:
+            raise OptionError(
+                f"the processor {getattr(processor, '__name__', processor)} returned {_described(made)}; it must "
+                f"return logits like those it is given, {_described(logits)}"
+            )
+        logits = made
     return logits
+
+
+def _described(value: Any) -> str:
+    """A result in few words: its type and its shape."""
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"
 
 
 ORDER: Mapping[str, Step] = {

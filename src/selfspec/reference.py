@@ -30,6 +30,8 @@ def oracle(
         cache = runtime.new_cache(1, len(tokens))
         hidden, _ = runtime.run(runtime.embed(tokens), full, rows, cache)
         law = distribution(runtime.logits(hidden[-1:])[0], sampling, Prefix(tokens, len(prompt)))
+        if sampling.coupled:
+            law = chance.realise(law, len(tokens))
         tokens.append(chance.pick(law))
         if ends(tokens[-1]):
             break

@@ -23,6 +23,7 @@ class Request:
     """What may be asked of one generation; the command line takes its defaults from here.
 
     ``chat`` None wraps a text prompt in the model's chat template if it has one. ``seed`` None draws one.
+    ``coupled`` makes a sampled text the same, token for token, with and without a draft (see `Sampling`).
     ``ignore_eos`` goes on past end-of-text tokens. ``draft`` None uses the drafter that the engine was loaded
     with.
 
@@ -39,6 +40,7 @@ class Request:
     top_k: int = Sampling.top_k
     top_p: float = Sampling.top_p
     seed: int | None = None
+    coupled: bool = Sampling.coupled
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     processors: Sequence[Processor] = Sampling.processors
@@ -60,6 +62,8 @@ class Request:
 
     def __post_init__(self) -> None:
         require_types(self)
+        if not isinstance(self.system, str | None):
+            raise OptionError(f"system is {self.system!r}; it must be a text")
         if self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
         if self.min_tokens > self.max_new_tokens:
@@ -150,6 +154,7 @@ class Completion:
     seed: int
     model: str
     runtime: str
+    runs_on: str
     precision: str
     draft: str
     plan: str
@@ -182,6 +187,7 @@ class Completion:
             "prefill_row_layers": stats.prefill_row_layers,
             "model": self.model,
             "runtime": self.runtime,
+            "runs_on": self.runs_on,
             "precision": self.precision,
             "draft": self.draft,
             "plan": self.plan,
@@ -196,12 +202,12 @@ def draft_buffers(config: ModelConfig, drafter: Drafter, sampling: Sampling, hid
     """Bytes that a draft holds beyond plain decoding, each part with its formula.
 
     Kept hidden states: γ·d (early exit only). Draft distributions: V in float64 per token of the draft
-    (sampled drafts only). Target logits of the draft's rows: V in float32 or float64 per token. A chain has γ
-    tokens, a comb γ·(1 + siblings).
+    (sampled drafts, unless coupled). Target logits of the draft's rows: V in float32 or float64 per token.
+    A chain has γ tokens, a comb γ·(1 + siblings).
     """
     most = drafter.options.most_tokens
     gamma, plan = drafter.options.gamma, drafter.plan
-    sampled = plan is not None and not sampling.is_greedy
+    sampled = plan is not None and not (sampling.is_greedy or sampling.coupled)
     logits_bytes = max(4, hidden_bytes)
     tokens = "gamma" if most == gamma else "gamma * (1 + siblings)"
     return {

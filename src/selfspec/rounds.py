@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ class Commit:
 
     ``tokens`` are final, cut where plain decoding would have stopped; the first ``accepted`` of them are
     draft tokens, the bonus token follows unless the text ended before it. ``widths[d]`` tokens were proposed
-    at depth d of the draft: one each for a chain, more for a tree.
+    at depth d of the draft: one each for a chain, more for a tree. Row-layers are those of its own rows.
     """
 
     sequence: int
@@ -25,6 +25,8 @@ class Commit:
     widths: tuple[int, ...]
     accepted: int
     finish_reason: FinishReason | None
+    draft_row_layers: float = 0.0
+    verify_row_layers: float = 0.0
 
     @property
     def drafted(self) -> int:
@@ -39,9 +41,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One turn of the loop: draft, verify, commit; ``index`` 0 is the prefill, which drafts nothing.
+    """One turn of the loop: draft, verify, commit; ``index`` 0 is a prefill, which drafts nothing.
 
-    Times are seconds of the loop's clock since decoding began. Row-layers count layers times rows.
+    Times are seconds of the loop's clock since decoding began. Row-layers count layers times rows; those of a
+    text that failed are among them, its commit is not.
     """
 
     index: int
@@ -51,6 +54,24 @@ class Round:
     ended: float
     draft_row_layers: float
     verify_row_layers: float
+
+    def only(self, sequence: int, since: float = 0.0) -> Round | None:
+        """What the round was for one sequence, None if nothing; its times count from ``since``.
+
+        The time of a round is that of all its sequences: they share its passes.
+        """
+        own = next((commit for commit in self.commits if commit.sequence == sequence), None)
+        if own is None:
+            return None
+        return replace(
+            self,
+            commits=(own,),
+            started=self.started - since,
+            drafted_at=self.drafted_at - since,
+            ended=self.ended - since,
+            draft_row_layers=own.draft_row_layers,
+            verify_row_layers=own.verify_row_layers,
+        )
 
 
 @dataclass(slots=True)

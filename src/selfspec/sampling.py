@@ -8,12 +8,13 @@ top-k, top-p, min-p, typical-p. Every cut sorts only what it may keep, and what 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from selfspec.errors import ConstraintError, ModelError, OptionError, SelfspecError
 from selfspec.processors import active, process
-from selfspec.types import Array, Dense, Distribution, OneHot, Prefix, Sampling, namespace
+from selfspec.types import Array, Dense, Distribution, Integers, OneHot, Prefix, Sampling, namespace, on_host
 
 
 def distribution(logits: Array, sampling: Sampling, prefix: Prefix) -> Distribution:
@@ -88,9 +89,9 @@ def _largest(values: Array, k: int) -> float:
     if width > 1:
         # k blocks have a maximum of at least the k-th largest maximum, so k values do: sort only those
         blocks = xp.reshape(values[: size // width * width], (-1, width))
-        least = xp.sort(xp.max(blocks, axis=1), descending=True)[k - 1]
+        least = xp.sort(xp.max(blocks, axis=1))[-k]
         values = values[values >= least]
-    return float(xp.sort(values, descending=True)[k - 1])
+    return float(xp.sort(values)[-k])
 
 
 def _nucleus(scaled: Array, masses: Array, top_p: float) -> float:
@@ -99,7 +100,7 @@ def _nucleus(scaled: Array, masses: Array, top_p: float) -> float:
     total = float(xp.sum(masses))
     # the tokens below it hold less than 1 - top_p together: none is kept, and none need be sorted
     least = math.log((1.0 - top_p) * total / scaled.shape[0])
-    ordered = xp.sort(scaled[scaled >= least], descending=True)
+    ordered = xp.flip(xp.sort(scaled[scaled >= least]))
     better = xp.cumulative_sum(xp.exp(ordered)) - xp.exp(ordered)
     return float(ordered[_count(better < top_p * total) - 1])
 
@@ -139,21 +140,52 @@ def top_probability(logits: Array) -> float:
 
 
 class Chance:
-    """The randomness of one sequence: a stream of uniform numbers that are never used twice.
+    """The randomness of one sequence: a stream of uniform numbers that are never used twice, and fixed noise.
 
-    ``seed`` and ``stream`` select it; equal pairs give equal streams. Decisions that are certain consume
-    nothing, so greedy decoding draws no numbers at all.
+    ``seed`` and ``stream`` select both; equal pairs give equal ones. The one token of a `OneHot` costs no
+    number, so greedy decoding draws none at all; every test costs one, whatever its probability, since a ratio
+    of 1 may be a rounding below it in another batch, and must not shift the stream. The noise, which only coupled
+    sampling looks at, is a function of position and token: it may be looked at as often as anyone likes.
     """
 
     def __init__(self, seed: int, stream: int = 0) -> None:
         self._random = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream,))))
+        self._noise = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream, 0)))
+        self._noise_at: Any = self._noise.state
 
     def accept(self, probability: float) -> bool:
         """True with the given probability."""
-        if probability >= 1.0:
-            return True
-        return probability > 0.0 and bool(self._random.random() < probability)
+        return bool(self._random.random() < probability)
 
     def pick(self, law: Distribution) -> int:
         """A token from ``law``."""
         return law.token if isinstance(law, OneHot) else law.pick(self._random.random())
+
+    def realise(self, law: Distribution, position: int) -> OneHot:
+        """The token of ``law`` that this sequence has at ``position``, prompt tokens counted from 0.
+
+        It is the arg-max of log p(token) + G(position, token) with independent Gumbel noise G, which has the
+        law p (Gumbel 1954). Laws that are nearly equal have the same token most of the time, so a draft that
+        is realised with the target's noise agrees with it often (Daliri et al., arXiv 2408.07978).
+
+        The uniform numbers behind G have 52 bits; a token far less likely than 2^-52 is never drawn.
+        """
+        if isinstance(law, OneHot):
+            return law
+        probs = on_host(law.probs)
+        kept = np.flatnonzero(probs)
+        uniform = self.uniform(position, len(probs), kept)
+        # with G = -log(-log(uniform)), log p + G is largest where p / -log(uniform) is
+        return OneHot(int(kept[np.argmax(probs[kept] / -np.log(uniform))]))
+
+    def uniform(self, position: int, size: int, tokens: Integers) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The fixed numbers in (0, 1) of ``tokens`` at ``position``, in a vocabulary of ``size``.
+
+        They are those of Philox (Salmon et al., SC'11) at a counter that is the position, one for each token of
+        the vocabulary: they depend on no other call, on no cut and on no array library.
+        """
+        # the counter's first word counts on from 0 for the tokens of a position, which is the second word
+        self._noise_at["state"]["counter"][1] = position
+        self._noise.state = self._noise_at
+        numbers = self._noise.random_raw(size)[tokens]
+        return np.asarray(((numbers >> np.uint64(12)) + 0.5) * 2.0**-52)  # exact, and neither 0 nor 1

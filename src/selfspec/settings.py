@@ -25,24 +25,29 @@ Array: TypeAlias = Any
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Processor: TypeAlias = "Callable[[Sequence[int], Array], Array]"
 
-_PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((numbers.Integral,), "an integer"),
-    "float": ((numbers.Real,), "a number"),
-    "bool": ((bool,), "true or false"),
+_PLAIN_TYPES: dict[str, tuple[type, Callable[[Any], Any], str]] = {
+    "int": (numbers.Integral, int, "an integer"),
+    "float": (numbers.Real, float, "a number"),
+    "bool": (bool, bool, "true or false"),
 }
 
 
 def require_types(options: Any) -> None:
-    """Raise OptionError where a field annotated int, float or bool (or None) holds something else."""
+    """Raise OptionError where a field annotated int, float or bool (or None) holds something else.
+
+    Numbers of other kinds (NumPy's) become Python's own: options are reported, and a report must be JSON.
+    """
     for f in fields(options):
         annotation = f.type.__name__ if isinstance(f.type, type) else str(f.type)
         plain, _, optional = annotation.partition(" | ")
         value = getattr(options, f.name)
         if plain not in _PLAIN_TYPES or (optional == "None" and value is None):
             continue
-        types, wanted = _PLAIN_TYPES[plain]
-        if not isinstance(value, types) or (isinstance(value, bool) and plain != "bool"):
+        kind, own, wanted = _PLAIN_TYPES[plain]
+        if not isinstance(value, kind) or (isinstance(value, bool) and plain != "bool"):
             raise OptionError(f"{f.name} is {value!r}; it must be {wanted}")
+        if type(value) not in (int, float, bool):
+            object.__setattr__(options, f.name, own(value))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +111,9 @@ class Sampling:
     decoding would make. ``temperature`` 0 takes the largest logit of what is left; otherwise follow
     ``temperature``, ``top_k`` (0 is off), ``top_p``, ``min_p`` and ``typical_p``.
 
+    ``coupled`` draws with noise that is fixed by seed, position and token (`selfspec.sampling.Chance.realise`):
+    the text is then the same, token for token, whatever drafts it. It changes nothing in greedy decoding.
+
     ``eos_token_ids`` are the model's: ``min_length`` and ``min_tokens`` keep them out, ``bad_words`` cannot.
     Mappings may also be given as pairs; what is stored is tuples, so a `Sampling` is hashable.
     """
@@ -128,6 +136,7 @@ class Sampling:
     suppress_tokens: Sequence[int] = ()
     begin_suppress_tokens: Sequence[int] = ()
     eos_token_ids: Sequence[int] = ()
+    coupled: bool = False
 
     def __post_init__(self) -> None:
         require_types(self)

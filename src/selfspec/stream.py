@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from typing import TYPE_CHECKING
 
-from selfspec.context import Context, Text
+from selfspec.context import Context
 from selfspec.decode import decode
-from selfspec.model import TextStream
-from selfspec.request import Chunk, Completion, Request, draft_buffers
-from selfspec.rounds import Stats
-from selfspec.sampling import Chance
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Generator, Sequence
     from types import TracebackType
 
-    from selfspec.drafters.base import Drafter
-    from selfspec.engine import Engine
+    from selfspec.generation import Generation
+    from selfspec.request import Chunk, Completion
     from selfspec.runtime.base import Cache, Runtime
 
 
@@ -50,13 +45,9 @@ class Stream:
     ``close`` (or leaving a ``with`` block) ends it early.
     """
 
-    def __init__(self, engine: Engine, prompt: list[int], request: Request, drafter: Drafter) -> None:
-        self._engine = engine
-        self._prompt = prompt
-        self._request = request
-        self._drafter = drafter
-        self._sampling = request.sampling(engine.config, engine.tokenizer, len(prompt))
-        self._seed = secrets.randbits(32) if request.seed is None else request.seed
+    def __init__(self, runtime: Runtime, generation: Generation) -> None:
+        self._runtime = runtime
+        self._generation = generation
         self.is_ended = False
         self._completion: Completion | None = None
         self._memory = Memory()
@@ -96,69 +87,21 @@ class Stream:
         return self._completion
 
     def _run(self) -> Generator[Chunk, None, None]:
-        engine, request, prompt, memory = self._engine, self._request, self._prompt, self._memory
-        config, started = engine.config, time.perf_counter()
-        writer = TextStream(engine.tokenizer, request.stops) if engine.tokenizer else None
-        final = Ending(writer, () if request.ignore_eos else config.eos_token_ids)
-        limit = request.limit(config, len(prompt))
-        cache, cached = memory.open(engine.runtime, prompt, limit)
+        generation, memory, started = self._generation, self._memory, time.perf_counter()
+        cache, cached = memory.open(self._runtime, generation.prompt, generation.limit)
         memory.tokens = memory.tokens[:cached]
-        chance = Chance(self._seed)
-        text = Text(0, 0, list(prompt), limit, self._sampling, chance, final, cached)
-        stats = Stats()
+        text = generation.open(0, 0, cached)
         try:
-            for round_ in decode(Context(engine.runtime, cache), [text], self._drafter, origin=started):
-                stats.add(round_)
-                yield from final.chunks(round_.commits[0].accepted, text.finish_reason is not None)
+            for round_ in decode(Context(self._runtime, cache), [text], generation.drafter, origin=started):
+                yield from generation.take(round_)
+        except Exception:
+            yield from generation.rest()
+            raise
         finally:
             memory.tokens = text.tokens[: text.cached]
             self.is_ended, self._memory = True, Memory()  # a conversation keeps its own
-            self._answered(final.text)
-        assert text.finish_reason is not None
-        self._completion = Completion(
-            text=final.text,
-            token_ids=tuple(text.tokens[len(prompt) :]),
-            prompt_tokens=len(prompt),
-            finish_reason=text.finish_reason,
-            stats=stats,
-            seed=self._seed,
-            model=engine.name,
-            runtime=engine.runtime.name,
-            precision=engine.runtime.precision,
-            draft=self._drafter.name,
-            plan=str(self._drafter.plan or "none"),
-            gamma=self._drafter.options.gamma,
-            kv_bytes=cache.nbytes,
-            buffers=draft_buffers(config, self._drafter, self._sampling, engine.runtime.value_bytes),
-        )
-
-
-class Ending:
-    """Decides after every token whether the text is complete, and keeps the text that each one released."""
-
-    def __init__(self, writer: TextStream | None, eos: tuple[int, ...]) -> None:
-        self._writer = writer
-        self._eos = eos
-        self._new: list[tuple[int, str]] = []
-
-    def __call__(self, token: int) -> bool:
-        """Take a new token; True if the text is complete with it."""
-        ended = token in self._eos
-        piece = "" if ended or self._writer is None else self._writer.push(token)
-        self._new.append((token, piece))
-        return ended or (self._writer is not None and self._writer.is_stopped)
-
-    @property
-    def text(self) -> str:
-        """All final text."""
-        return "" if self._writer is None else self._writer.text
-
-    def chunks(self, accepted: int, is_last: bool) -> Iterator[Chunk]:
-        """The tokens since the last call; the first ``accepted`` were drafted."""
-        new, self._new = self._new, []
-        for i, (token, piece) in enumerate(new):
-            rest = self._writer.finish() if is_last and self._writer and i == len(new) - 1 else ""
-            yield Chunk(piece + rest, token, "draft" if i < accepted else "bonus")
+            self._answered(generation.text)
+        self._completion = generation.completion(text, cache.nbytes)
 
 
 class AsyncStream:

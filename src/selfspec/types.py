@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-import array_api_compat.numpy
 import numpy as np
-from array_api_compat import array_namespace
 
 from selfspec.errors import OptionError
 from selfspec.settings import Array, Integers, Prefix, Processor, Sampling, require_types
@@ -38,6 +36,7 @@ __all__ = [
     "SubLayer",
     "Verdict",
     "namespace",
+    "on_host",
     "require_types",
 ]
 
@@ -47,8 +46,21 @@ MAX_GAMMA = 64  # most tokens of a draft
 
 
 def namespace(array: Array) -> Any:
-    """The array-API namespace of ``array``; for NumPy without the look-up, which costs more than a small sum."""
-    return array_api_compat.numpy if isinstance(array, np.ndarray) else array_namespace(array)
+    """The array-API namespace of ``array``: NumPy itself, whose version 2 is one, else that of its library."""
+    if isinstance(array, np.ndarray):
+        return np
+    from array_api_compat import array_namespace
+
+    return array_namespace(array)
+
+
+def on_host(array: Array) -> np.ndarray[Any, Any]:
+    """The same numbers in NumPy."""
+    if isinstance(array, np.ndarray):
+        return array
+    from array_api_compat import to_device
+
+    return np.asarray(to_device(array, "cpu"))
 
 
 # -- distributions ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ text that was drafted deterministically is the plain text, token for token.
 
 ``target(row)`` is the target's distribution of what follows a row of the draft: row 0 is the pending token,
 row i + 1 the i-th draft token. Chains and trees ask for it from the root downwards, and only while the draft
-is accepted: exactly the calls of plain decoding. Block verification asks for every row.
+is accepted: exactly the calls of plain decoding. Block verification looks ahead.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Protocol
 
+from selfspec.errors import SelfspecError
 from selfspec.types import Distribution, Draft, Verdict
 
 if TYPE_CHECKING:
@@ -66,32 +67,65 @@ def verify_chain(
     return Verdict(len(draft), dice.pick(target(len(draft))))
 
 
-def verify_block(draft: Draft, target: Callable[[int], Distribution], dice: Dice) -> Verdict:
+def verify_block(
+    draft: Draft,
+    target: Callable[[int], Distribution],
+    dice: Dice,
+    ends: Callable[[int], bool] = _never,
+) -> Verdict:
     """How much of a chain holds, judged as a whole (Sun et al., arXiv 2403.10444): never less on average.
 
     With w_0 = 1 and w_i = min(w_{i-1} p_i(x_i) / q_i(x_i), 1), the first i tokens hold with probability
     h_i = R_i / (R_i + 1 - w_i), where R_i is the mass of (w_i p_{i+1} - q_{i+1})+, and h_γ = w_γ; the
     longest that holds is taken, and the bonus is drawn from norm((w_i p_{i+1} - q_{i+1})+).
 
-    It asks for all rows of the target, accepted or not: do not use it where a logits processor keeps state.
-    A deterministic draft gains nothing from it and goes through `verify_chain`.
+    ``ends`` is asked as in `verify_chain`, for what holds only. The target is asked for rows that plain
+    decoding would never compute: do not use it where a logits processor keeps state. Such a row may have no
+    law; then the draft ends with its last token, and the row is an error only if the text really comes there.
+    A deterministic draft gains nothing and goes through `verify_chain`.
     """
     if draft.laws is None:
-        return verify_chain(draft, target, dice)
+        return verify_chain(draft, target, dice, ends)
     assert draft.parents is None
-    rows = [target(i) for i in range(len(draft) + 1)]
+    rows, weights = _weighed(draft.tokens, draft.laws, target)
+    held = len(rows)
+    if not dice.accept(weights[held]):
+        held -= 1
+        while held > 0 and not dice.accept(_share(rows[held], draft.laws[held], weights[held])):
+            held -= 1
+    for i, token in enumerate(draft.tokens[:held]):
+        if ends(token):
+            return Verdict(i + 1, None)
+    if held == len(rows):
+        return Verdict(held, dice.pick(target(held)))
+    return Verdict(held, dice.pick(rows[held].minus(draft.laws[held], weights[held])))
+
+
+def _weighed(
+    tokens: Sequence[int], laws: Sequence[Distribution], target: Callable[[int], Distribution]
+) -> tuple[list[Distribution], list[float]]:
+    """The rows that judge a token each, and w_0, w_1, ...; nothing after a token that cannot hold.
+
+    Where it stops depends on tokens that stay in the draft only: leaving out the last one would be a bias.
+    """
+    rows: list[Distribution] = []
     weights = [1.0]
-    for token, p, q in zip(draft.tokens, rows, draft.laws, strict=False):
+    for i, (token, q) in enumerate(zip(tokens, laws, strict=True)):
+        try:
+            p = target(i)
+        except SelfspecError:
+            break
+        rows.append(p)
         weights.append(min(weights[-1] * p.probability(token) / q.probability(token), 1.0))
-    if dice.accept(weights[-1]):
-        return Verdict(len(draft), dice.pick(rows[-1]))
-    for i in reversed(range(len(draft))):
-        p, q, weight = rows[i], draft.laws[i], weights[i]
-        mass = p.excess(q, weight)
-        # nothing held beyond row 0, where w is 1: the ratio is 1, and 0 / 0 if rounding leaves no mass
-        if i == 0 or (mass > 0.0 and dice.accept(mass / (mass + 1.0 - weight))):
-            return Verdict(i, dice.pick(p.minus(q, weight)))
-    raise AssertionError("the empty draft always holds")
+        if weights[-1] == 0.0:
+            break
+    return rows, weights
+
+
+def _share(p: Distribution, q: Distribution, weight: float) -> float:
+    """R / (R + 1 - w), R being the mass of (w p - q)+; 0 where rounding leaves 0 / 0."""
+    mass = p.excess(q, weight)
+    return mass / (mass + (1.0 - weight)) if mass > 0.0 else 0.0
 
 
 def verify_tree(

@@ -64,7 +64,7 @@ def test_help_of_a_model_verb_needs_no_torch():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["frobnicate"], "no verb 'frobnicate'; it must be one of generate, chat,"),
+        (["frobnicate"], "no verb 'frobnicate'; it must be one of generate, batch,"),
         (["--frobnicate"], "No such option '--frobnicate'; see selfspec --help"),
         (["generate", "--frobnicate"], "see selfspec generate --help"),
         (["generate", "hello", "--gamma", "x"], "'x' is not a valid integer"),
@@ -137,3 +137,10 @@ def test_the_console_script_is_the_group():
     """Guards pyproject's entry point."""
     assert callable(main.run)
     assert isinstance(cli, click.Group)
+
+
+def test_python_m_runs_the_command_line():
+    """Guards installations whose scripts are not on the path."""
+    command = [sys.executable, "-m", "selfspec", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == f"selfspec {__version__}\n"

@@ -74,6 +74,7 @@ def test_the_summary_line():
         seed=0,
         model="m",
         runtime="torch",
+        runs_on="torch",
         precision="float32",
         draft="early_exit",
         plan="exit 26/30",
@@ -82,7 +83,7 @@ def test_the_summary_line():
     )
     assert summary(completion) == (
         "48 tokens · 18.2 tok/s (decode 20.1) · α 0.61 (22/36) · τ 2.2 · 21 rounds"
-        " · early_exit exit 26/30 γ 2 · float32 torch"
+        " · early_exit exit 26/30 γ 2 · float32 on torch"
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import Field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from selfspec.drafters.base import Drafter, DraftOptions
 
+Command = TypeVar("Command", bound="Callable[..., Any]")
 _KINDS: dict[str, type] = {"int": int, "float": float}
 
 _REQUEST_HELP = {
@@ -28,6 +29,7 @@ _REQUEST_HELP = {
     "min_p": "Sample from tokens with at least this share of the likeliest one's probability; 0 is off.",
     "typical_p": "Sample from the most typical tokens that hold this share of the probability; 1 is off.",
     "seed": "Repeat a sampled text exactly.",
+    "coupled": "Sample the same text, token for token, whoever drafts; with --seed, over all runs.",
     "stop": "End before this text; may be given several times.",
     "ignore_eos": "Go on past end-of-text tokens.",
     "repetition_penalty": "Make tokens of prompt and answer less likely (above 1) or likelier; 1 is off.",
@@ -65,8 +67,8 @@ class Flag(click.Option):
         self.section = section
 
 
-class ModelCommand(click.Command):
-    """A command with the flags of a model, a request, and every installed drafter."""
+class MadeCommand(click.Command):
+    """A command with flags that are made from dataclasses, under headings."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Its own parameters, then the flags that are made from dataclasses."""
@@ -75,10 +77,17 @@ class ModelCommand(click.Command):
 
     @cached_property
     def _made(self) -> list[Flag]:
-        made = [*_model_flags(), *_request_flags()]
-        taken = {flag.name for flag in made} | {param.name for param in self.params}
-        # a plug-in cannot redefine a flag of ours: such an option is for Python only
-        return made + [flag for flag in _draft_flags() if flag.name not in taken]
+        taken = {param.name for param in self.params}
+        made: dict[str | None, Flag] = {}
+        for flag in self.made_flags():
+            # a plug-in cannot redefine a flag of ours: such an option is for Python only
+            if flag.name not in taken:
+                made.setdefault(flag.name, flag)
+        return list(made.values())
+
+    def made_flags(self) -> list[Flag]:
+        """Those that are made from dataclasses; the first of a name counts."""
+        raise NotImplementedError
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the options under their headings."""
@@ -91,7 +100,32 @@ class ModelCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def _model_flags() -> list[Flag]:
+class ModelCommand(MadeCommand):
+    """A command with the flags of a model, a request, and every installed drafter."""
+
+    def made_flags(self) -> list[Flag]:
+        """Model, text and drafting."""
+        from selfspec.engine import DEFAULT_DRAFT
+
+        return [*model_flags(), *_request_flags(), *draft_flags(DEFAULT_DRAFT)]
+
+
+class BenchCommand(MadeCommand):
+    """A command with the flags of a model and of a benchmark."""
+
+    def made_flags(self) -> list[Flag]:
+        """Model and measuring."""
+        from selfspec.measure.settings import BenchOptions
+
+        asked = [
+            _flag(field, field.metadata["help"], "Measuring", multiple=field.default == ())
+            for field in fields(BenchOptions)
+        ]
+        return [*model_flags(), *asked]
+
+
+def model_flags() -> list[Flag]:
+    """Which model, and where it runs."""
     from selfspec.model.embedded import EMBEDDED
 
     section = "Model"
@@ -102,11 +136,18 @@ def _model_flags() -> list[Flag]:
             section=section,
             help=f"Folder, .gguf file, hub id, or the embedded model.{_default(EMBEDDED)}",
         ),
-        Flag("--dtype", section=section, help="float64, float32, bfloat16 or float16.  [default: as stored]"),
+        Flag(
+            "--runtime",
+            section=section,
+            help="cpu (the native core), torch, or auto: torch on a GPU, else cpu.  [default: auto]",
+        ),
+        Flag("--bits", type=int, section=section, help="cpu: 4, 8, 16 or 32 a weight.  [default: as stored]"),
+        Flag("--threads", type=int, section=section, help="cpu: how many threads.  [default: all cores]"),
+        Flag("--dtype", section=section, help="torch: float64, float32, bfloat16, float16.  [default: as stored]"),
         Flag(
             "--device",
             section=section,
-            help="auto (a GPU if there is one), cpu, cuda, cuda:1, ...  [default: auto]",
+            help="torch: auto (a GPU if there is one), cpu, cuda, cuda:1, ...  [default: auto]",
         ),
     ]
 
@@ -126,17 +167,16 @@ def _repeated(name: str, flag: str, metavar: str, kind: Callable[[str], Any], te
     return Flag(flag, name, metavar=metavar, type=kind, section="Text", help=text, multiple=True)
 
 
-def _draft_flags() -> list[Flag]:
+def draft_flags(default: str) -> list[Flag]:
     """Who drafts, and one flag per option; drafters that share an option share its flag."""
     from selfspec.drafters.base import DraftOptions
-    from selfspec.engine import DEFAULT_DRAFT
 
     common = {field.name for field in fields(DraftOptions)}
     who = Flag(
         "--draft",
         metavar="DRAFTER",
         section="Drafting",
-        help=f"Who drafts; `selfspec drafters` lists them.{_default(DEFAULT_DRAFT)}",
+        help=f"Who drafts; `selfspec drafters` lists them.{_default(default)}",
     )
     flags = {"draft": who}
     for name, drafter in _installed():
@@ -173,7 +213,7 @@ def _kind(field: Field[Any]) -> str:
 
 
 def _default(value: object) -> str:
-    return "" if value is None or value == () else f"  [default: {value}]"
+    return "" if value in (None, (), "") else f"  [default: {value}]"
 
 
 def _flag(field: Field[Any], text: str, section: str, multiple: bool = False) -> Flag:
@@ -188,6 +228,24 @@ def _flag(field: Field[Any], text: str, section: str, multiple: bool = False) ->
     switch = f"{name}/--no-{name.removeprefix('--')}"
     text += _default("on" if field.default else "off")
     return Flag(switch, field.name, is_flag=True, default=None, section=section, help=text)
+
+
+def wrapping(function: Command) -> Command:
+    """The flags that say how a prompt is wrapped; `unwrapped` reads them."""
+    function = click.option("--no-chat", is_flag=True, help="Take a prompt as it is, without the chat template.")(
+        function
+    )
+    return click.option("--system", metavar="TEXT", help="System message of the chat template.")(function)
+
+
+def unwrapped(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, with those of `wrapping` as the fields of a request that they are."""
+    found = {name: value for name, value in options.items() if name not in {"system", "no_chat"}}
+    if options["system"] is not None:
+        found["system"] = options["system"]
+    if options["no_chat"]:
+        found["chat"] = False
+    return found
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from selfspec.cli.flags import ModelCommand
+from selfspec.cli.flags import ModelCommand, unwrapped, wrapping
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import Painter, emit_json, examples, has_colours, note, summary
 from selfspec.cli.reading import read_prompt
@@ -29,8 +29,7 @@ _EXAMPLES = examples(
 @click.command("generate", cls=ModelCommand, epilog=_EXAMPLES)
 @click.argument("prompt", required=False)
 @click.option("--prompt-file", metavar="FILE", help="Read the prompt from a file (UTF-8).")
-@click.option("--system", metavar="TEXT", help="System message of the chat template.")
-@click.option("--no-chat", is_flag=True, help="Take the prompt as it is, without the chat template.")
+@wrapping
 @click.option("--show-drafts", is_flag=True, help="Mark the tokens that were drafted and accepted.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the text.")
 def command(prompt: str | None, prompt_file: str | None, as_json: bool, show_drafts: bool, **options: Any) -> None:
@@ -42,18 +41,13 @@ def command(prompt: str | None, prompt_file: str | None, as_json: bool, show_dra
     if as_json and show_drafts:
         raise click.UsageError("--show-drafts marks the text, and --json prints none; give one of them")
     text = read_prompt(prompt, prompt_file)
-    request = _only_given(system=options.pop("system"), chat=False if options.pop("no_chat") else None)
-    stream = open_engine({**options, **request}).stream(text)
+    stream = open_engine(unwrapped(options)).stream(text)
     if not as_json:
         _write(stream, Painter(has_colours(sys.stdout)) if show_drafts else None)
     completion = stream.completion
     if as_json:
         emit_json(completion.to_dict())
     note(summary(completion))
-
-
-def _only_given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _write(chunks: Iterable[Chunk], painter: Painter | None) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from selfspec.cli.output import emit_json, examples, facts, table
+from selfspec.cli.output import emit_json, examples, facts, size, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,11 +37,13 @@ def command(model: str | None, dtype: str | None, as_json: bool) -> None:
     counted in the bytes that both read: (k layers + head) ÷ (L layers + head). A measured c differs.
     """
     from selfspec.cli.opening import with_offer
+    from selfspec.loading import default_runs_on
     from selfspec.model.embedded import EMBEDDED
     from selfspec.model.load import config_of
 
     name = EMBEDDED if model is None else model
     document = _document(name, with_offer(name, lambda: config_of(name)), dtype)
+    document["runs_on"] = default_runs_on()
     if as_json:
         emit_json(document)
     else:
@@ -137,7 +139,7 @@ def _page(document: dict[str, Any]) -> str:
 
 
 def _sizes(document: dict[str, Any]) -> list[tuple[str, str]]:
-    size = document["bytes"]
+    held = document["bytes"]
     tied = " (the head's, tied)" if document["tied_head"] else ""
     return [
         ("model", document["model"]),
@@ -152,19 +154,12 @@ def _sizes(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("context", f"{document['context_length']} tokens"),
         ("parameters", f"{document['parameters']:,}"),
         ("precision", document["dtype"]),
-        ("one layer", _bytes(size["layer"])),
-        ("head", _bytes(size["head"])),
-        ("embedding", f"{_bytes(size['embedding'])}{tied}"),
-        ("total", _bytes(size["total"])),
-        ("KV cache", f"{_bytes(document['kv_bytes_per_token'])} per token"),
+        ("one layer", size(held["layer"])),
+        ("head", size(held["head"])),
+        ("embedding", f"{size(held['embedding'])}{tied}"),
+        ("total", size(held["total"])),
+        ("KV cache", f"{size(document['kv_bytes_per_token'])} per token"),
     ]
-
-
-def _bytes(number: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number} B"
 
 
 def _buffer_table(rows: list[dict[str, Any]]) -> str:
@@ -177,8 +172,8 @@ def _buffer_table(rows: list[dict[str, Any]]) -> str:
             row["drafter"],
             f"{row['gamma']}",
             row["sampling"],
-            *(_bytes(row["parts"][formula]) for formula in formulas),
-            _bytes(row["bytes"]),
+            *(size(row["parts"][formula]) for formula in formulas),
+            size(row["bytes"]),
         )
         for row in rows
     ]

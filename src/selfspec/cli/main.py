@@ -1,6 +1,7 @@
 """The entry point: verbs that are imported when called, and one place that turns errors into exit codes.
 
-Exit codes: 0 done · 2 the user's mistake (one line on stderr) · 130 Ctrl-C · 141 the reader of the pipe left.
+Exit codes: 0 done · 1 done, but lines of a batch failed or `certify` found a bug · 2 the user's mistake (one line
+on stderr) · 130 Ctrl-C · 141 the reader of the pipe left.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 # verb -> its line in `selfspec --help`; the module selfspec.cli.<verb> has its `command`
 VERBS = {
     "generate": "Answer one prompt, and say how it was drafted.",
+    "batch": "Answer a file of prompts, several at a time, and resume where a run ended.",
     "chat": "Talk with a model; the cache stays between turns.",
     "drafters": "List the drafters that are installed, with their options.",
     "info": "Sizes of a model, and what a draft would cost with it.",
+    "certify": "Prove on your own model that drafts change nothing.",
+    "bench": "How fast drafters and other programs are, task by task.",
     "estimate": "What a draft is worth, from its acceptance rate and cost.",
 }
 

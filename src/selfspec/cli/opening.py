@@ -17,22 +17,25 @@ from selfspec.errors import ModelNotFoundError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from click._termui_impl import ProgressBar
+
     from selfspec.engine import Engine
 
 T = TypeVar("T")
+PLACING = ("runtime", "bits", "threads", "dtype", "device")
 
 
 def open_engine(options: Mapping[str, Any]) -> Engine:
     """Load what the flags of `ModelCommand` say."""
     from selfspec.cli.flags import given
-    from selfspec.engine import load
+    from selfspec.loading import load
 
     options = dict(options)
     model = options.pop("model")
-    placed = {name: value for name in ("dtype", "device") if (value := options.pop(name)) is not None}
+    placed = {name: value for name in PLACING if (value := options.pop(name)) is not None}
     asked = given(options)
     progress = Progress()
-    engine = with_offer(model, lambda: load(model, notify=progress, **placed, **asked))
+    engine = with_offer(model, lambda: load(model, notify=progress, progress=progress.packed, **placed, **asked))
     progress.flush()
     return engine
 
@@ -45,12 +48,25 @@ class Progress:
 
     def __init__(self) -> None:
         self._held: list[str] = []
+        self._bar: ProgressBar[int] | None = None
 
     def __call__(self, line: str) -> None:
         """Show a line, now or later."""
         self._held.append(line)
-        if sys.stderr is not None and sys.stderr.isatty():
+        if _is_terminal():
             self.flush()
+
+    def packed(self, done: int, total: int) -> None:
+        """Move the bar of packing, which only a terminal has."""
+        if not _is_terminal():
+            return
+        if self._bar is None:
+            self._bar = click.progressbar(length=total, label="packing", file=sys.stderr)
+            self._bar.__enter__()
+        self._bar.update(done - self._bar.pos)
+        if done >= total:
+            self._bar.__exit__(None, None, None)
+            self._bar = None
 
     def flush(self) -> None:
         """Show what was held back."""
@@ -78,7 +94,11 @@ def _is_missing(model: str) -> bool:
 
 
 def _is_somebody_there() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None and sys.stderr.isatty()
+    return sys.stdin is not None and sys.stdin.isatty() and _is_terminal()
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def _install() -> bool:

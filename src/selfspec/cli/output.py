@@ -18,15 +18,21 @@ if TYPE_CHECKING:
 
 
 def emit_json(document: object) -> None:
-    """One line of JSON on stdout; what is not finite becomes null, which every parser reads."""
-    click.echo(json.dumps(_finite(document), allow_nan=False))
+    """One line of JSON on stdout."""
+    click.echo(json_line(document))
 
 
-def _finite(value: Any) -> Any:
+def json_line(document: object) -> str:
+    """A document on one line; what is not finite becomes null, which every parser reads."""
+    return json.dumps(finite(document), allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    """``value`` with null for every number that JSON does not have."""
     if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
+        return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
+        return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -56,6 +62,14 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
+def size(number: int) -> str:
+    """A number of bytes, for people."""
+    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= one:
+            return f"{number / one:.1f} {unit}"
+    return f"{number} B"
+
+
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
     """Names and values, aligned to the left."""
     width = max(len(name) for name, _ in pairs)
@@ -77,7 +91,7 @@ def summary(completion: Completion) -> str:
     plan = "" if completion.plan == "none" else f" {completion.plan}"
     gamma = f" γ {completion.gamma}" if completion.gamma else ""
     parts.append(f"{completion.draft}{plan}{gamma}")
-    parts.append(f"{completion.precision} {completion.runtime}")
+    parts.append(f"{completion.precision} on {completion.runs_on}")
     return " · ".join(parts)
 
 

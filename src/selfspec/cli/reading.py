@@ -26,7 +26,7 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
         found = "no prompt" if prompt is None else "two prompts"
         raise click.UsageError(f"{found}; give one of PROMPT, - (stdin) or --prompt-file FILE")
     if file is not None:
-        text = decoded(_read(file), f"the prompt file {file!r}")
+        text = decoded(read_file(file, "the prompt file"), f"the prompt file {file!r}")
     elif prompt == "-":
         text = decoded(stdin().read(), "the prompt on stdin")
     else:
@@ -37,12 +37,13 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
     return text
 
 
-def _read(file: str) -> bytes:
+def read_file(file: str, what: str) -> bytes:
+    """The bytes of a file; raises PromptError if ``what`` cannot be read."""
     try:
         return Path(file).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         reason = getattr(error, "strerror", None) or error
-        raise PromptError(f"the prompt file {file!r} cannot be read: {reason}") from error
+        raise PromptError(f"{what} {file!r} cannot be read: {reason}") from error
 
 
 def decoded(raw: bytes, source: str) -> str:

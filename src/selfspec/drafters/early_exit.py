@@ -5,7 +5,8 @@ the kept hidden states: the shallow layers run once per row, and the draft needs
 
 A draft token has the law that the same sampling makes of the shallow logits, with the draft's own prefix, so
 that penalties and bans are respected and acceptance stays high. Only the user's callables are left out
-(`Sampling.for_drafts`): verification is exact for any draft law, and a callable may keep state.
+(`Text.draft_law`): verification is exact for any draft law, and a callable may keep state. Where that law is
+one token, as in greedy and coupled decoding, the draft is deterministic.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from selfspec.drafters.base import Drafter, option
 from selfspec.drafters.comb import Comb, CombOptions
-from selfspec.errors import ConstraintError, OptionError
-from selfspec.sampling import distribution, top_probability
+from selfspec.errors import ConstraintError, OptionError, SelfspecError
+from selfspec.sampling import top_probability
 from selfspec.types import Array, Distribution, Draft, LayerPlan, OneHot, namespace
 
 if TYPE_CHECKING:
@@ -103,12 +104,12 @@ class EarlyExit(Drafter):
         if stop.is_on and stop.before(top_probability(logits)):
             return False
         try:
-            law = distribution(logits, text.sampling.for_drafts, text.prefix(comb.tokens))
+            law = text.draft_law(logits, comb.tokens)
         except ConstraintError:  # perhaps only past a token that will be rejected: the target decides
             return False
-        if text.sampling.is_greedy:
-            token = text.chance.pick(law)
-            comb.add(token, _next_best(logits, token, comb.width))
+        if isinstance(law, OneHot):
+            token = law.token
+            comb.add(token, _next_best(text, logits, comb, token))
         else:
             tokens, laws = _drawn(law, text.chance, comb.width + 1)
             token = tokens[0]
@@ -116,16 +117,20 @@ class EarlyExit(Drafter):
         return token not in self.config.eos_token_ids  # nothing is drafted past an end
 
 
-def _next_best(logits: Array, token: int, count: int) -> list[int]:
-    """The ``count`` largest ``logits`` [V] besides that of ``token``, the largest first."""
-    if not count:
-        return []
-    xp = namespace(logits)
-    rest = xp.asarray(logits, copy=True)
+def _next_best(text: Text, logits: Array, comb: Comb, token: int) -> list[int]:
+    """What would stand in the place of ``token`` without it, then without that too: at most ``comb.width``."""
     found = [token]
-    for _ in range(count):  # a few scans are cheaper than sorting a vocabulary
+    rest = namespace(logits).asarray(logits, copy=True) if comb.width else logits
+    for _ in range(comb.width):  # a few scans are cheaper than sorting a vocabulary
         rest[found[-1]] = -math.inf
-        found.append(int(xp.argmax(rest)))
+        try:
+            law = text.draft_law(rest, comb.tokens)
+        except SelfspecError:  # nothing else is allowed
+            break
+        assert isinstance(law, OneHot)
+        if law.token in found:  # it is forced
+            break
+        found.append(law.token)
     return found[1:]
 
 

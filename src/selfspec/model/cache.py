@@ -34,10 +34,17 @@ def cache_folder() -> Path:
     return user_cache_path("selfspec", appauthor=False)
 
 
-def converted(source: Path, convert: Callable[[Path, Path], None], notify: Callable[[str], None]) -> Path:
+def converted(
+    source: Path,
+    convert: Callable[[Path, Path], None],
+    notify: Callable[[str], None],
+    form: str = "",
+    sha256: str | None = None,
+) -> Path:
     """The folder that ``convert(source, folder)`` filled for this source, now or earlier.
 
-    An entry belongs to the content of the source, not to its name. It appears by one rename, so an
+    An entry belongs to the content of the source, not to its name, and to the ``form`` that it is converted to;
+    ``sha256`` says what the content is where the source is not a single file. It appears by one rename, so an
     interrupted conversion leaves nothing; processes that want the same entry at once take turns. Sizes and
     checksums are verified on every call; a damaged entry is made anew, and ``notify`` is told.
 
@@ -47,11 +54,11 @@ def converted(source: Path, convert: Callable[[Path, Path], None], notify: Calla
         The cache folder cannot be written, or is full. What ``convert`` raises passes through.
     """
     try:
-        sha256 = _sha256(source)
+        sha256 = sha256 or _sha256(source)
     except OSError as error:
         raise ModelError(f"cannot read {quoted(source)}: {one_line(error.strerror)}") from error
     home = cache_folder()
-    entry = home / f"{sha256[:32]}-v{FORMAT}"
+    entry = home / "-".join(filter(None, (sha256[:32], form, f"v{FORMAT}")))
     if _problem(entry) is None:
         return entry
     with _writable(home), _turn(entry, source, notify):
@@ -66,6 +73,12 @@ def converted(source: Path, convert: Callable[[Path, Path], None], notify: Calla
             notify(f"converting {source.name}, once; the result stays in {entry}")
         _build(source, entry, sha256, convert)
     return entry
+
+
+def checksum(file: Path) -> str:
+    """The SHA-256 of a file of an entry, as it is noted there."""
+    noted: str = json.loads((file.parent / MANIFEST).read_bytes())["files"][file.name]["sha256"]
+    return noted
 
 
 @contextmanager

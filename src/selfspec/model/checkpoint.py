@@ -72,13 +72,7 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     found = _tensors(headers, files)
     _check_tensors(folder, config, {tensor: headers[file] for tensor, file in found.items()})
     _check_tied_head(folder, config, headers, found)
-    tokenizer = Tokenizer.from_folder(folder, limit=config.vocab_size)
-    if tokenizer.base_vocab_size > config.vocab_size:
-        raise CorruptModelError(
-            f"tokenizer.json in {quoted(folder)} has {tokenizer.base_vocab_size} tokens, but config.json has "
-            f"vocab_size {config.vocab_size}: the two files belong to different models"
-        )
-    config = _with_eos(config, tokenizer.eos_token_ids)
+    config, tokenizer = _with_tokenizer(folder, config)
     return Checkpoint(
         name=name,
         folder=folder,
@@ -87,6 +81,21 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
         tokenizer=tokenizer,
         fingerprint=_fingerprint(folder, headers),
     )
+
+
+def open_texts(folder: Path) -> tuple[ModelConfig, Tokenizer]:
+    """Configuration and tokenizer of a folder that may have no weights; raises as ``open_folder``."""
+    return _with_tokenizer(folder, read_config(folder))
+
+
+def _with_tokenizer(folder: Path, config: ModelConfig) -> tuple[ModelConfig, Tokenizer]:
+    tokenizer = Tokenizer.from_folder(folder, limit=config.vocab_size)
+    if tokenizer.base_vocab_size > config.vocab_size:
+        raise CorruptModelError(
+            f"tokenizer.json in {quoted(folder)} has {tokenizer.base_vocab_size} tokens, but config.json has "
+            f"vocab_size {config.vocab_size}: the two files belong to different models"
+        )
+    return _with_eos(config, tokenizer.eos_token_ids), tokenizer
 
 
 def _with_eos(config: ModelConfig, ids: tuple[int, ...]) -> ModelConfig:

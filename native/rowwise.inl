@@ -1,0 +1,130 @@
+// Steps on one row: norm, quantisation, rotation, cache stores. Included per instruction set.
+
+// exp for x <= 88; exactly 0 below -87. Relative error 2e-7 (Cody-Waite reduction, Taylor to the sixth power).
+static inline F8 exponential(F8 x) {
+  const F8 c = max(min(x, set1(88.0f)), set1(-87.0f));
+  const F8 n = round(mul(c, set1(1.44269504f)));
+  const F8 r = fnma(n, set1(-2.12194440e-4f), fnma(n, set1(0.693359375f), c));
+  F8 y = set1(1.0f / 720);
+  constexpr float terms[] = {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+  for (float term : terms) y = fma(y, r, set1(term));
+  return at_least(scale2(y, to_int(n)), x, -87.0f);
+}
+
+static void norm(const float* x, const float* weight, int d, float eps, float* y) {
+  const int padded = round_up(d, BLOCK);
+  std::memcpy(y, x, sizeof(float) * d);
+  std::memset(y + d, 0, sizeof(float) * (padded - d));
+  F8 sums[4] = {set1(0), set1(0), set1(0), set1(0)};
+  for (int i = 0; i < padded; i += 32)
+    for (int j = 0; j < 4; j++) {
+      const F8 v = load(y + i + 8 * j);
+      sums[j] = fma(v, v, sums[j]);
+    }
+  const float square = sum_of(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+  const F8 factor = set1(1.0f / __builtin_sqrtf(square / static_cast<float>(d) + eps));
+  for (int i = 0; i < padded; i += 8) store(y + i, mul(mul(load(y + i), factor), load(weight + i)));
+}
+
+static void quantise(const float* x, float* scales, std::int16_t* words, std::int8_t* bytes) {
+  F8 v[4], most = set1(0);
+  I8 q[4];
+  for (int i = 0; i < 4; i++) {
+    v[i] = load(x + 8 * i);
+    most = max(most, abs(v[i]));
+  }
+  const float limit = max_of(most), inverse = limit > 0 ? 127.0f / limit : 0.0f;
+  std::int32_t sum = 0;
+  for (int i = 0; i < 4; i++) {
+    // limit * inverse may round up to a little more than 127, never to 127.5
+    q[i] = to_int(mul(v[i], set1(inverse)));
+    sum += sum_of(q[i]);
+  }
+  scales[0] = limit / 127.0f;
+  scales[1] = scales[0] * static_cast<float>(sum);
+  if (words) store_words(words, q);
+  if (bytes) store_bytes(bytes, q);
+}
+
+static void prepare(const float* x, int formats, const Acts& acts, int row) {
+  const int first = row / PANEL * PANEL, in_panel = acts.rows - first < PANEL ? acts.rows - first : PANEL;
+  const std::size_t base = static_cast<std::size_t>(first) * acts.blocks;
+  for (int b = 0; b < acts.blocks; b++) {
+    const std::size_t at = base + static_cast<std::size_t>(b) * in_panel + (row - first);
+    const float* source = x + b * BLOCK;
+    if (formats & FLOATS) std::memcpy(acts.floats + at * BLOCK, source, sizeof(float) * BLOCK);
+    if (formats & (WORDS | BYTES))
+      quantise(source, acts.scales + at * 2, formats & WORDS ? acts.words + at * BLOCK : nullptr,
+               formats & BYTES ? acts.bytes + at * BLOCK : nullptr);
+  }
+}
+
+// Half-split rotary order: element i turns with element i + width / 2.
+static void rotate(const float* x, const float* cosines, const float* sines, const Heads& heads, float* out) {
+  const int half = heads.width / 2;
+  int i = 0;
+  for (; i + 8 <= half; i += 8) {
+    const F8 a = load(x + i), b = load(x + half + i), c = load(cosines + i), s = load(sines + i);
+    store(out + i, fnma(b, s, mul(a, c)));
+    store(out + half + i, fma(a, s, mul(b, c)));
+  }
+  for (; i < half; i++) {
+    const float a = x[i], b = x[half + i];
+    out[i] = fused(-b, sines[i], a * cosines[i]);
+    out[half + i] = fused(a, sines[i], b * cosines[i]);
+  }
+  for (int j = heads.width; j < heads.padded; j++) out[j] = 0.0f;
+}
+
+template <class E> static void store_key_as(const float* k, E* block, int lane, int width) {
+  alignas(32) E row[8];
+  for (int d = 0; d < width; d += 8) {
+    const int count = width - d < 8 ? width - d : 8;
+    store(row, load(k + d));
+    for (int i = 0; i < count; i++) block[(d + i) * 16 + lane] = row[i];
+  }
+}
+static void store_key(const float* k, void* block, int lane, bool half, const Heads& heads) {
+  if (half) store_key_as(k, static_cast<std::uint16_t*>(block), lane, heads.width);
+  else store_key_as(k, static_cast<float*>(block), lane, heads.width);
+}
+
+template <class E> static void store_value_as(const float* v, E* cell, int width) {
+  int d = 0;
+  for (; d + 8 <= width; d += 8) store(cell + d, load(v + d));
+  if (d == width) return;
+  alignas(32) float rest[8] = {0};
+  alignas(32) E row[8];
+  std::memcpy(rest, v + d, sizeof(float) * (width - d));
+  store(row, load(rest));
+  std::memcpy(cell + d, row, sizeof(E) * (width - d));
+}
+static void store_value(const float* v, void* cell, bool half, const Heads& heads) {
+  if (half) store_value_as(v, static_cast<std::uint16_t*>(cell), heads.width);
+  else store_value_as(v, static_cast<float*>(cell), heads.width);
+}
+
+static float total(const Best* best, int count, float most) {
+  F8 sum = set1(0);
+  alignas(32) float logits[8], sums[8];
+  for (int i = 0; i < count; i += 8) {
+    for (int j = 0; j < 8; j++) {
+      const bool there = i + j < count;
+      logits[j] = there ? best[i + j].logit : most;
+      sums[j] = there ? best[i + j].sum : 0.0f;
+    }
+    sum = fma(exponential(sub(load(logits), set1(most))), load(sums), sum);
+  }
+  return sum_of(sum);
+}
+
+static float sweep(const std::uint8_t* data, std::size_t size) {
+  F8 sums[8] = {set1(0), set1(0), set1(0), set1(0), set1(0), set1(0), set1(0), set1(0)};
+  const float* p = reinterpret_cast<const float*>(data);
+  for (std::size_t i = 0; i + 64 <= size / 4; i += 64, p += 64) {
+    for (int j = 0; j < 4; j++) prefetch(p + 2048 + 16 * j);
+    for (int j = 0; j < 8; j++) sums[j] = max(sums[j], load(p + 8 * j));
+  }
+  for (int j = 1; j < 8; j++) sums[0] = max(sums[0], sums[j]);
+  return max_of(sums[0]);
+}

@@ -1,0 +1,131 @@
+// Eight floats or integers of AVX2, FMA and F16C, and the integer dot products of a block.
+#pragma once
+#include <immintrin.h>
+
+#include "half.h"
+#include "kinds.h"
+
+#define UNROLL _Pragma("GCC unroll 32")
+
+namespace selfspec::avx2 {
+
+constexpr int TILE_ROWS = 6;  // of a product
+constexpr int VECTORS = 6;    // query vectors of a tile of attention
+
+struct F8 { __m256 v; };
+struct I8 { __m256i v; };
+
+// GCC would otherwise collect all products first and spill them, or load a value anew for every use.
+static inline void keep(F8& a) { asm("" : "+x"(a.v)); }
+static inline void keep(I8& a) { asm("" : "+x"(a.v)); }
+
+static inline F8 set1(float x) { return {_mm256_set1_ps(x)}; }
+static inline F8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
+static inline F8 load(const std::uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+static inline void store(float* p, F8 a) { _mm256_storeu_ps(p, a.v); }
+static inline void store(std::uint16_t* p, F8 a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline F8 add(F8 a, F8 b) { return {_mm256_add_ps(a.v, b.v)}; }
+static inline F8 sub(F8 a, F8 b) { return {_mm256_sub_ps(a.v, b.v)}; }
+static inline F8 mul(F8 a, F8 b) { return {_mm256_mul_ps(a.v, b.v)}; }
+static inline F8 div(F8 a, F8 b) { return {_mm256_div_ps(a.v, b.v)}; }
+static inline F8 max(F8 a, F8 b) { return {_mm256_max_ps(a.v, b.v)}; }
+static inline F8 min(F8 a, F8 b) { return {_mm256_min_ps(a.v, b.v)}; }
+static inline F8 abs(F8 a) { return {_mm256_and_ps(a.v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)))}; }
+static inline F8 fma(F8 a, F8 b, F8 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+static inline F8 fnma(F8 a, F8 b, F8 c) { return {_mm256_fnmadd_ps(a.v, b.v, c.v)}; }
+static inline F8 at_least(F8 a, F8 x, float low) {
+  return {_mm256_and_ps(a.v, _mm256_cmp_ps(x.v, _mm256_set1_ps(low), _CMP_GE_OQ))};
+}
+static inline F8 round(F8 a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+static inline I8 to_int(F8 a) { return {_mm256_cvtps_epi32(a.v)}; }
+static inline F8 to_float(I8 a) { return {_mm256_cvtepi32_ps(a.v)}; }
+static inline F8 scale2(F8 a, I8 n) {
+  return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.v), _mm256_slli_epi32(n.v, 23)))};
+}
+static inline float max_of(F8 a) {
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
+}
+static inline float sum_of(F8 a) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+static inline std::int32_t sum_of(I8 a) {
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+static inline void store_words(std::int16_t* p, const I8* q) {
+  for (int h = 0; h < 2; h++)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16 * h),
+                        _mm256_permute4x64_epi64(_mm256_packs_epi32(q[2 * h].v, q[2 * h + 1].v), 0xd8));
+}
+static inline void store_bytes(std::int8_t* p, const I8* q) {
+  const __m256i b = _mm256_packs_epi16(_mm256_packs_epi32(q[0].v, q[1].v), _mm256_packs_epi32(q[2].v, q[3].v));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm256_permutevar8x32_epi32(b, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+}
+static inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+static inline __m256i load32(const std::uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+static inline __m256i four(const void* p) {
+  std::int32_t x;
+  std::memcpy(&x, p, 4);
+  return _mm256_set1_epi32(x);
+}
+
+template <Kind kind> static inline void weights(const std::uint8_t* w, int k, F8& low, F8& high) {
+  if constexpr (kind == Kind::fp32) {
+    const float* p = reinterpret_cast<const float*>(w) + k * 16;
+    low = load(p), high = load(p + 8);
+    keep(low), keep(high);
+  } else if constexpr (kind == Kind::fp16) {
+    const std::uint16_t* p = reinterpret_cast<const std::uint16_t*>(w) + k * 16;
+    low = load(p), high = load(p + 8);
+  } else {
+    I8 both{load32(w + k * 32)};
+    keep(both);
+    low = {_mm256_castsi256_ps(_mm256_slli_epi32(both.v, 16))};
+    high = {_mm256_castsi256_ps(_mm256_and_si256(both.v, _mm256_set1_epi32(static_cast<int>(0xffff0000))))};
+  }
+}
+
+template <int R> static inline void dot_int8(const std::uint8_t* w, const std::int16_t* a, I8 (&c)[R][2]) {
+  UNROLL for (int p = 0; p < 16; p++) {
+    const __m256i w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(w + p * 32)));
+    const __m256i w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(w + p * 32 + 16)));
+    UNROLL for (int t = 0; t < R; t++) {
+      const __m256i x = four(a + t * 32 + p * 2), p0 = _mm256_madd_epi16(w0, x), p1 = _mm256_madd_epi16(w1, x);
+      c[t][0].v = p ? _mm256_add_epi32(c[t][0].v, p0) : p0;
+      c[t][1].v = p ? _mm256_add_epi32(c[t][1].v, p1) : p1;
+      keep(c[t][0]), keep(c[t][1]);
+    }
+  }
+}
+
+template <int R> static inline void dot_int4(const std::uint8_t* w, const std::int8_t* a, I8 (&c)[R][2]) {
+  const __m256i mask = _mm256_set1_epi8(15), one = _mm256_set1_epi16(1);
+  UNROLL for (int q = 0; q < 8; q++) {
+    I8 both{load32(w + q * 32)};
+    keep(both);
+    const __m256i w0 = _mm256_and_si256(both.v, mask), w1 = _mm256_and_si256(_mm256_srli_epi16(both.v, 4), mask);
+    UNROLL for (int t = 0; t < R; t++) {
+      const __m256i x = four(a + t * 32 + q * 4), p0 = _mm256_maddubs_epi16(w0, x), p1 = _mm256_maddubs_epi16(w1, x);
+      c[t][0].v = q ? _mm256_add_epi16(c[t][0].v, p0) : p0;  // at most 16 * 15 * 127 a lane: fits int16
+      c[t][1].v = q ? _mm256_add_epi16(c[t][1].v, p1) : p1;
+      keep(c[t][0]), keep(c[t][1]);
+    }
+  }
+  UNROLL for (int t = 0; t < R; t++) {
+    c[t][0].v = _mm256_madd_epi16(c[t][0].v, one);
+    c[t][1].v = _mm256_madd_epi16(c[t][1].v, one);
+  }
+}
+
+}  // namespace selfspec::avx2

@@ -1,0 +1,187 @@
+// Matrix products: register tiles of 16 outputs by up to 6 rows. Included per instruction set.
+// Every output of every row is one chain of sums over the blocks in order, whatever runs beside it.
+
+constexpr int CHUNK = 6;        // blocks that all row tiles use before the next chunk
+constexpr std::size_t DISTANCE = 8192;  // bytes between what is fetched and what is used
+
+// Lines to fetch during one tile.
+struct Fetch {
+  const std::uint8_t* at;
+  int lines, step;
+  void block() {
+    for (int i = 0; i < lines; i++) prefetch(at + 64 * i);
+    at += step;
+  }
+};
+
+// What a tile reads: one block of the activations and where its rows lie.
+struct View {
+  const float* floats;
+  const std::int16_t* words;
+  const std::int8_t* bytes;
+  const float* scales;
+  int rows;  // of the panel
+};
+
+template <int R> static inline void open(F8 (&sums)[R][2], const float* f) {
+  UNROLL for (int t = 0; t < R; t++) sums[t][0] = load(f + t * 16), sums[t][1] = load(f + t * 16 + 8);
+}
+template <int R> static inline void close(const F8 (&sums)[R][2], float* f) {
+  UNROLL for (int t = 0; t < R; t++) store(f + t * 16, sums[t][0]), store(f + t * 16 + 8, sums[t][1]);
+}
+
+template <Kind kind, int R>
+static void tile(const std::uint8_t* w, View x, int first, int blocks, float* f, Fetch fetch) {
+  F8 sums[R][2];
+  open(sums, f);
+  const float* scales = x.scales + first * 2;
+  for (int b = 0; b < blocks; b++, w += block_bytes(kind)) {
+    fetch.block();
+    const std::size_t at = (static_cast<std::size_t>(b) * x.rows + first) * BLOCK;
+    if constexpr (kind == Kind::int8 || kind == Kind::int4) {
+      I8 c[R][2];
+      if constexpr (kind == Kind::int8) dot_int8<R>(w, x.words + at, c);
+      else dot_int4<R>(w, x.bytes + at, c);
+      const std::uint16_t* steps = reinterpret_cast<const std::uint16_t*>(w + (kind == Kind::int8 ? 512 : 256));
+      const F8 d0 = load(steps), d1 = load(steps + 8);
+      const float* s = scales + static_cast<std::size_t>(b) * x.rows * 2;
+      UNROLL for (int t = 0; t < R; t++) {
+        const F8 scale = set1(s[t * 2]);
+        sums[t][0] = fma(to_float(c[t][0]), mul(d0, scale), sums[t][0]);
+        sums[t][1] = fma(to_float(c[t][1]), mul(d1, scale), sums[t][1]);
+      }
+      if constexpr (kind == Kind::int4) {
+        const F8 m0 = load(steps + 16), m1 = load(steps + 24);
+        UNROLL for (int t = 0; t < R; t++) {
+          const F8 total = set1(s[t * 2 + 1]);
+          sums[t][0] = fma(m0, total, sums[t][0]);
+          sums[t][1] = fma(m1, total, sums[t][1]);
+        }
+      }
+    } else {
+      const float* a = x.floats + at;
+      _Pragma("GCC unroll 4") for (int k = 0; k < BLOCK; k++) {
+        F8 low, high;
+        weights<kind>(w, k, low, high);
+        UNROLL for (int t = 0; t < R; t++) {
+          const F8 v = set1(a[t * BLOCK + k]);
+          sums[t][0] = fma(low, v, sums[t][0]);
+          sums[t][1] = fma(high, v, sums[t][1]);
+        }
+      }
+    }
+  }
+  close(sums, f);
+}
+
+template <Kind kind, int R = TILE_ROWS>
+static void tile_of(int rows, const std::uint8_t* w, View x, int first, int blocks, float* f, Fetch fetch) {
+  if constexpr (R > 1)
+    if (rows < R) return tile_of<kind, R - 1>(rows, w, x, first, blocks, f, fetch);
+  tile<kind, R>(w, x, first, blocks, f, fetch);
+}
+
+static View view(const Acts& acts, int first_row, int rows) {
+  const std::size_t base = static_cast<std::size_t>(first_row) * acts.blocks;
+  return {acts.floats + base * BLOCK, acts.words + base * BLOCK, acts.bytes + base * BLOCK, acts.scales + base * 2, rows};
+}
+
+// One group for the rows of one panel: f [rows][16].
+template <Kind kind> static void group(const std::uint8_t* w, View x, int blocks, float* f, Ahead ahead) {
+  const int tiles = (x.rows + TILE_ROWS - 1) / TILE_ROWS, base = x.rows / tiles, rest = x.rows % tiles;
+  const int sharers = tiles <= 4 ? tiles : 1;  // with many tiles fetching is cheap beside the arithmetic
+  const int step = static_cast<int>((block_bytes(kind) + sharers - 1) / sharers), lines = (step + 63) / 64;
+  std::memset(f, 0, sizeof(float) * GROUP * x.rows);
+  for (int b = 0; b < blocks; b += CHUNK) {
+    const int count = blocks - b < CHUNK ? blocks - b : CHUNK;
+    const std::size_t size = count * block_bytes(kind);
+    const std::uint8_t* target = w + DISTANCE;
+    if (target >= ahead.end) target = ahead.next ? ahead.next + (target - ahead.end) : nullptr;
+    for (int i = 0, t = 0; i < tiles; i++) {
+      const int rows = base + (i < rest);
+      Fetch fetch{target + static_cast<std::size_t>(i) * count * step, target && i < sharers ? lines : 0, step};
+      tile_of<kind>(rows, w, x, t, count, f + t * GROUP, fetch);
+      t += rows;
+    }
+    w += size;
+    const std::size_t skip = static_cast<std::size_t>(count) * x.rows;
+    if (format_of(kind) == FLOATS) x.floats += skip * BLOCK;
+    if (format_of(kind) == WORDS) x.words += skip * BLOCK;
+    if (format_of(kind) == BYTES) x.bytes += skip * BLOCK;
+    if (format_of(kind) != FLOATS) x.scales += skip * 2;
+  }
+}
+
+static void any_group(const Matrix& w, int g, View x, float* f, Ahead ahead) {
+  const std::uint8_t* data = w.data + g * w.group_bytes();
+  switch (w.kind) {
+    case Kind::fp32: return group<Kind::fp32>(data, x, w.blocks(), f, ahead);
+    case Kind::bf16: return group<Kind::bf16>(data, x, w.blocks(), f, ahead);
+    case Kind::fp16: return group<Kind::fp16>(data, x, w.blocks(), f, ahead);
+    case Kind::int8: return group<Kind::int8>(data, x, w.blocks(), f, ahead);
+    case Kind::int4: return group<Kind::int4>(data, x, w.blocks(), f, ahead);
+  }
+}
+
+// What remains of one group of one row after the bias: `count` outputs are real.
+static inline void put(float* out, F8 low, F8 high, int count, bool sum) {
+  if (count == GROUP) {
+    store(out, sum ? add(load(out), low) : low);
+    store(out + 8, sum ? add(load(out + 8), high) : high);
+    return;
+  }
+  alignas(32) float f[GROUP];
+  store(f, low), store(f + 8, high);
+  for (int j = 0; j < count; j++) out[j] = sum ? out[j] + f[j] : f[j];
+}
+
+static inline F8 silu(F8 x) { return div(x, add(exponential(sub(set1(0), x)), set1(1))); }
+
+static Best best_of(F8 low, F8 high, int first, int count) {
+  alignas(32) float f[GROUP];
+  store(f, low), store(f + 8, high);
+  int at = 0;
+  for (int j = 1; j < count; j++)
+    if (f[j] > f[at]) at = j;
+  for (int j = count; j < GROUP; j++) f[j] = -1e30f;
+  const F8 most = set1(f[at]);
+  const F8 sums = add(exponential(sub(load(f), most)), exponential(sub(load(f + 8), most)));
+  return {f[at], sum_of(sums), first + at};
+}
+
+// f, and with swiglu f2: the sums [rows][16] of one group, not yet with bias.
+static void finish(const Part& part, const Part* second, Finish how, int g, int first_row, int rows, const float* f,
+                   const float* f2) {
+  const int left = part.w.n - g * GROUP, count = left < GROUP ? left : GROUP;
+  for (int t = 0; t < rows; t++) {
+    F8 low = load(f + t * GROUP), high = load(f + t * GROUP + 8);
+    if (part.bias) low = add(low, load(part.bias + g * GROUP)), high = add(high, load(part.bias + g * GROUP + 8));
+    const std::size_t row = first_row + t;
+    if (how == Finish::best) {
+      part.best[row * part.w.groups() + g] = best_of(low, high, g * GROUP, count);
+      continue;
+    }
+    if (how == Finish::swiglu) {
+      F8 up0 = load(f2 + t * GROUP), up1 = load(f2 + t * GROUP + 8);
+      if (second->bias) up0 = add(up0, load(second->bias + g * GROUP)), up1 = add(up1, load(second->bias + g * GROUP + 8));
+      low = mul(silu(low), up0), high = mul(silu(high), up1);
+    }
+    put(part.out + row * part.stride + g * GROUP, low, high, count, how == Finish::add);
+  }
+}
+
+static void product(const Part& part, const Part* second, Finish how, const Acts& acts, int g0, int g1, Ahead ahead) {
+  alignas(64) float f[PANEL * GROUP], f2[PANEL * GROUP];
+  Ahead other = ahead;  // of the second matrix, whose share ends at the same group
+  if (second) other.end = second->w.data + (ahead.end - part.w.data) / part.w.group_bytes() * second->w.group_bytes();
+  if (second && ahead.next) other.next += DISTANCE;
+  for (int first = 0; first < acts.rows; first += PANEL) {
+    const int rows = acts.rows - first < PANEL ? acts.rows - first : PANEL;
+    const View x = view(acts, first, rows);
+    for (int g = g0; g < g1; g++) {
+      any_group(part.w, g, x, f, ahead);
+      if (second) any_group(second->w, g, x, f2, other);
+      finish(part, second, how, g, first, rows, f, f2);
+    }
+  }
+}

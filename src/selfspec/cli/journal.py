@@ -1,0 +1,142 @@
+"""The results of a batch on disk: kept as they come, put in order at the end, and taken up again after a kill.
+
+They are written to ``OUT.partial``; ``OUT`` appears when it is complete. The first line of ``OUT.partial`` says
+what the run was asked for, each other line is the result of one line of the input, in the order in which they
+ended. A last line that was cut by a kill is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from selfspec.cli.output import json_line
+from selfspec.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+    from typing import BinaryIO
+
+
+def partial_of(out: Path) -> Path:
+    """Where the results of an unfinished run are."""
+    return out.with_name(f"{out.name}.partial")
+
+
+@contextmanager
+def opened(out: Path, identity: Mapping[str, Any], overwrite: bool) -> Iterator[Journal]:
+    """The journal of ``out``; one run at a time.
+
+    Raises
+    ------
+    OptionError
+        ``identity``, a JSON object, is not that of the unfinished run that is there; another run is writing; or
+        the file is damaged.
+    """
+    place = partial_of(out)
+    lock = FileLock(f"{place}.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise OptionError(f"another run is writing {str(out)!r}; wait for it, or give another OUT") from None
+    try:
+        if overwrite:
+            place.unlink(missing_ok=True)
+        places, failed, end = _read(place, identity)
+        with place.open("r+b" if end else "w+b") as file:
+            file.truncate(end)
+            file.seek(end)
+            journal = Journal(out, file, places, failed)
+            if not end:
+                journal.append({"batch": dict(identity)})
+            yield journal
+        if journal.is_finished:
+            place.unlink()
+    finally:
+        lock.release()
+        with suppress(OSError):
+            os.unlink(f"{place}.lock")
+
+
+class Journal:
+    """Results by the number of their line; ``failed`` counts the errors among them."""
+
+    def __init__(self, out: Path, file: BinaryIO, places: dict[int, tuple[int, int]], failed: int) -> None:
+        self._out = out
+        self._file = file
+        self._places = places  # of each result in the file: offset and bytes
+        self.failed = failed
+        self.is_finished = False
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, number: int, result: Mapping[str, Any]) -> None:
+        """Keep the result of line ``number``; a kill after this does not lose it."""
+        self._places[number] = self.append({"line": number, **result})
+        self.failed += "error" in result
+
+    def append(self, document: object) -> tuple[int, int]:
+        """Write one line; where it is."""
+        start = self._file.tell()
+        line = f"{json_line(document)}\n".encode()
+        self._file.write(line)
+        self._file.flush()
+        return start, len(line)
+
+    def finish(self, numbers: Iterable[int]) -> None:
+        """Write ``OUT``: the results in the order of ``numbers``, all of which are there."""
+        new = self._out.with_name(f"{self._out.name}.new")
+        with new.open("wb") as file:
+            for number in numbers:
+                start, size = self._places[number]
+                self._file.seek(start)
+                file.write(self._file.read(size))
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._out)
+        self.is_finished = True
+
+
+def _read(place: Path, identity: Mapping[str, Any]) -> tuple[dict[int, tuple[int, int]], int, int]:
+    """Of an unfinished run: the place of each result, how many are errors, and where the whole lines end."""
+    places: dict[int, tuple[int, int]] = {}
+    failed = end = 0
+    if not place.exists():
+        return places, failed, end
+    with place.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            try:
+                found = json.loads(line)
+                if end:
+                    places[int(found["line"])] = (end, len(line))
+                    failed += "error" in found
+                else:
+                    _require_same(place, found["batch"], identity)
+            except (ValueError, KeyError, TypeError) as error:
+                if isinstance(error, OptionError):
+                    raise
+                raise OptionError(
+                    f"{str(place)!r} is not an unfinished batch, or damaged; remove it, or give --overwrite"
+                ) from error
+            end += len(line)
+    return places, failed, end
+
+
+def _require_same(place: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    ours = json.loads(json_line(ours))  # tuples have become lists on disk
+    if other := [name for name in ours if theirs.get(name) != ours[name]]:
+        raise OptionError(
+            f"{str(place)!r} is an unfinished run with another {' and '.join(other)}; finish that one, "
+            "give another OUT, or give --overwrite to start anew"
+        )

@@ -1,0 +1,104 @@
+"""One generation from request to result, however it is run: as a stream, or among others in a batch."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from selfspec.context import Text
+from selfspec.model import TextStream
+from selfspec.request import Chunk, Completion, Request, draft_buffers
+from selfspec.rounds import Stats
+from selfspec.sampling import Chance
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from selfspec.drafters.base import Drafter
+    from selfspec.engine import Engine
+    from selfspec.rounds import Round
+
+
+class Generation:
+    """The prompt, the request and the drafter of one text; its text so far, its sums, its result."""
+
+    def __init__(self, engine: Engine, prompt: Sequence[int], request: Request, drafter: Drafter) -> None:
+        self._engine = engine
+        self.prompt = prompt
+        self.drafter = drafter
+        self._sampling = request.sampling(engine.config, engine.tokenizer, len(prompt))
+        self._seed = secrets.randbits(32) if request.seed is None else request.seed
+        self.limit = request.limit(engine.config, len(prompt))
+        writer = TextStream(engine.tokenizer, request.stops) if engine.tokenizer else None
+        self._ending = Ending(writer, () if request.ignore_eos else engine.config.eos_token_ids)
+        self._stats = Stats()
+
+    def open(self, index: int, slot: int, cached: int = 0) -> Text:
+        """Its text, in a slot that holds the first ``cached`` tokens of the prompt."""
+        chance = Chance(self._seed)
+        return Text(index, slot, list(self.prompt), self.limit, self._sampling, chance, self._ending, cached)
+
+    def take(self, round_: Round) -> list[Chunk]:
+        """Count a round of this text alone, and give what it added."""
+        self._stats.add(round_)
+        (commit,) = round_.commits
+        return list(self._ending.chunks(commit.accepted, commit.finish_reason is not None))
+
+    def rest(self) -> list[Chunk]:
+        """What was accepted before an error ended the round, all of it drafts; plain decoding would show it."""
+        return list(self._ending.chunks(self.limit, False))
+
+    @property
+    def text(self) -> str:
+        """All final text so far."""
+        return self._ending.text
+
+    def completion(self, text: Text, kv_bytes: int) -> Completion:
+        """The result, when ``text`` has ended; ``kv_bytes`` is what its slot of the cache holds."""
+        assert text.finish_reason is not None
+        engine, drafter = self._engine, self.drafter
+        return Completion(
+            text=self.text,
+            token_ids=tuple(text.tokens[len(self.prompt) :]),
+            prompt_tokens=len(self.prompt),
+            finish_reason=text.finish_reason,
+            stats=self._stats,
+            seed=self._seed,
+            model=engine.name,
+            runtime=engine.runtime.name,
+            runs_on=engine.runtime.runs_on,
+            precision=engine.runtime.precision,
+            draft=drafter.name,
+            plan=str(drafter.plan or "none"),
+            gamma=drafter.options.gamma,
+            kv_bytes=kv_bytes,
+            buffers=draft_buffers(engine.config, drafter, self._sampling, engine.runtime.value_bytes),
+        )
+
+
+class Ending:
+    """Decides after every token whether the text is complete, and keeps the text that each one released."""
+
+    def __init__(self, writer: TextStream | None, eos: tuple[int, ...]) -> None:
+        self._writer = writer
+        self._eos = eos
+        self._new: list[tuple[int, str]] = []
+
+    def __call__(self, token: int) -> bool:
+        """Take a new token; True if the text is complete with it."""
+        ended = token in self._eos
+        piece = "" if ended or self._writer is None else self._writer.push(token)
+        self._new.append((token, piece))
+        return ended or (self._writer is not None and self._writer.is_stopped)
+
+    @property
+    def text(self) -> str:
+        """All final text."""
+        return "" if self._writer is None else self._writer.text
+
+    def chunks(self, accepted: int, is_last: bool) -> Iterator[Chunk]:
+        """The tokens since the last call; the first ``accepted`` were drafted."""
+        new, self._new = self._new, []
+        for i, (token, piece) in enumerate(new):
+            rest = self._writer.finish() if is_last and self._writer and i == len(new) - 1 else ""
+            yield Chunk(piece + rest, token, "draft" if i < accepted else "bonus")

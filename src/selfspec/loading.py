@@ -1,0 +1,144 @@
+"""From what a user names to an engine: which runtime runs it, and in which precision."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from selfspec.engine import Engine
+from selfspec.errors import OptionError, RuntimeMissingError
+from selfspec.model import EMBEDDED, Tokenizer, find_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RUNTIMES = ("auto", "torch", "cpu")
+_TORCH_ONLY = ("dtype", "device")
+_CPU_ONLY = ("bits", "threads")
+
+
+def load(
+    model: str | os.PathLike[str] | Any = EMBEDDED,
+    *,
+    tokenizer: Any = None,
+    runtime: str = "auto",
+    notify: Callable[[str], None] = lambda _: None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    **options: Any,
+) -> Engine:
+    """Load a model and choose how it runs and drafts.
+
+    Parameters
+    ----------
+    model
+        ``"smollm2-135m"`` (the embedded model), a Hugging Face folder, a ``.gguf`` file, a hub id, or a
+        transformers model object, whose parameter tensors are then shared, not copied.
+    tokenizer
+        Only with a model object: its fast tokenizer. Without one, prompts are token ids.
+    runtime
+        "cpu" (the native core), "torch", or "auto": torch for a model object, where ``dtype`` or ``device``
+        is given, and where torch has a GPU; else the native core, if it is installed.
+    notify
+        Called with a line when something takes long or was repaired (conversion, damaged cache).
+    progress
+        Called with the weights packed so far and in all, when they are packed for the native core.
+    options
+        For the native core ``bits`` (4, 8, 16 or 32 a weight; None keeps what is stored) and ``threads``; for
+        torch ``dtype`` ("float64", "float32", "bfloat16", "float16"; None keeps what is stored) and ``device``
+        ("auto", "cpu", "cuda", ...). Further ``draft`` and that drafter's options (``gamma``,
+        ``exit_layer``, ...), and defaults for every generation (``max_new_tokens``, ``temperature``, ...).
+
+    Raises
+    ------
+    SelfspecError
+        See ``selfspec.errors``.
+    """
+    placed = {name: options.pop(name, None) for name in (*_TORCH_ONLY, *_CPU_ONLY)}
+    given = [name for name, value in placed.items() if value is not None]
+    is_object = hasattr(model, "state_dict")
+    chosen = _choose(runtime, given, is_object)
+    if is_object:
+        if given:
+            raise OptionError(f"{given[0]} is not for a model object; convert the model itself with .to(...)")
+        own = None if tokenizer is None else Tokenizer.of(tokenizer)
+        shared = _torch().of(model, () if own is None else own.eos_token_ids)
+        return Engine(shared, own, type(model).__name__, **options)
+    if tokenizer is not None:
+        raise OptionError("tokenizer is only for a model object; a checkpoint brings its own")
+    if chosen == "cpu":
+        return _load_cpu(model, placed, (notify, progress), options)
+    checkpoint = find_checkpoint(model, notify=notify)
+    made = _torch().load(checkpoint.config, checkpoint.weight_files, placed["dtype"], placed["device"] or "auto")
+    return Engine(made, checkpoint.tokenizer, checkpoint.name, checkpoint.fingerprint, **options)
+
+
+def _load_cpu(model: Any, placed: dict[str, Any], told: tuple[Any, Any], options: dict[str, Any]) -> Engine:
+    from selfspec.runtime.cpu import CpuRuntime
+    from selfspec.runtime.packed import find_packed
+    from selfspec.runtime.selftest import self_test
+
+    self_test()
+    packed = find_packed(model, placed["bits"], notify=told[0], progress=told[1])
+    made = CpuRuntime(packed.config, packed.weights, placed["threads"])
+    return Engine(made, packed.tokenizer, packed.name, packed.fingerprint, **options)
+
+
+def default_runs_on() -> str:
+    """What would run a checkpoint here by default: the native core with its kernels and threads, or torch."""
+    if _choose("auto", [], False) == "torch":
+        return "torch"
+    from selfspec.runtime.cpu import described
+
+    return described()
+
+
+def has_native() -> bool:
+    """Whether the native core was built with this package."""
+    return find_spec("selfspec._native") is not None
+
+
+def _choose(runtime: str, given: list[str], is_object: bool) -> str:
+    """The runtime for these options; raises where they contradict each other or nothing is installed."""
+    if runtime not in RUNTIMES:
+        raise OptionError(f"runtime is {runtime!r}; it must be one of {', '.join(RUNTIMES)}")
+    if is_object and runtime == "cpu":
+        raise OptionError("a model object runs in torch; give the native core its folder instead")
+    asked = {name: ("torch" if name in _TORCH_ONLY else "cpu") for name in given}
+    wanted = {runtime} - {"auto"} or set(asked.values())
+    for name, owner in asked.items():
+        if wanted != {owner}:
+            others = [n for n in asked if asked[n] != owner] or [f"runtime {runtime}"]
+            raise OptionError(f"{name} is for the {owner} runtime and cannot go with {others[0]}; leave one out")
+    if wanted:
+        chosen = wanted.pop()
+    elif is_object or _has_gpu() or not has_native():
+        chosen = "torch"
+    else:
+        chosen = "cpu"
+    return chosen
+
+
+def _has_gpu() -> bool:
+    """Whether torch can use a GPU; where no driver shows, torch is not imported to ask."""
+    shows = sys.platform != "linux" or os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")
+    if not shows or find_spec("torch") is None:
+        return False
+    return bool(_torch().has_gpu())
+
+
+def _torch() -> Any:
+    try:
+        from selfspec.runtime.torch import TorchRuntime
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise RuntimeMissingError(_missing()) from error
+    return TorchRuntime
+
+
+def _missing() -> str:
+    if has_native():
+        return "torch is missing; install it with: pip install torch, or use runtime cpu"
+    return "no runtime is installed: neither the native core nor torch; install torch with: pip install torch"

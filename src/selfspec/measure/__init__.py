@@ -1,0 +1,1 @@
+"""Measuring: what speculation costs and gains, and whether it changed a word."""

@@ -1,0 +1,49 @@
+"""Our own columns: a drafter with its options, on the engine that all of them share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from selfspec import drafters
+from selfspec.measure.timing import Answer, Ask, Column
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from selfspec.engine import Engine
+
+BASELINE = "plain"
+
+
+class DrafterColumn(Column):
+    """Answers with one drafter. Raises OptionError if the model cannot have these options."""
+
+    is_ours = True
+
+    def __init__(self, engine: Engine, label: str, draft: str, options: dict[str, Any]) -> None:
+        drafter = drafters.create(draft, engine.config, options)
+        self.name = label
+        self.about = {
+            "runtime": engine.runtime.name,
+            "precision": engine.runtime.precision,
+            "plan": str(drafter.plan or "none"),
+        }
+        self._engine = engine
+        self._options = {**options, "draft": draft}
+
+    def answer(self, ask: Ask, first: Callable[[], None]) -> Answer:
+        """Stream the answer, as a user would."""
+        stream = self._engine.stream(
+            ask.prompt,
+            max_new_tokens=ask.max_new_tokens,
+            temperature=ask.temperature,
+            seed=ask.seed,
+            ignore_eos=ask.ignore_eos,
+            **self._options,
+        )
+        for number, _ in enumerate(stream):
+            if number == 0:
+                first()
+        done = stream.completion
+        memory = {"KV cache": done.kv_bytes, **done.buffers}
+        return Answer(done.token_ids, done.text, done.stats, memory)

@@ -1,0 +1,120 @@
+"""How long a pass over T rows takes, and what the machine would allow."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from selfspec.types import LayerPlan, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from selfspec.runtime.base import Runtime
+
+_VECTOR_BYTES = 1 << 28  # far beyond any cache
+_MATRIX = 1024
+
+
+def pass_seconds(
+    runtime: Runtime, rows: int, context: int = 0, repeats: int = 5, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds of a full pass over ``rows`` rows with their logits, after ``context`` tokens.
+
+    The median of ``repeats``, after one that is not counted. v(T) is this for T rows ÷ this for one.
+    """
+    plan, tokens = LayerPlan.full(runtime.config.num_layers), [0] * rows
+    cache = runtime.new_cache(1, context + rows)
+    placed = Rows.of([0] * rows, range(context, context + rows))
+    times = []
+    for _ in range(repeats + 1):
+        started = clock()
+        logits = runtime.logits(runtime.run(runtime.embed(tokens), plan, placed, cache)[0])
+        float(logits[-1][0])  # a GPU has not finished before its result is read
+        times.append(clock() - started)
+    return statistics.median(times[1:])
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What plain decoding cannot exceed here: every token reads all weights once, and multiplies them.
+
+    Bytes and operations are those of one row; bandwidth and speed were measured with NumPy on all cores.
+    """
+
+    weight_bytes: int
+    operations: int
+    bytes_per_second: float
+    operations_per_second: float
+    pass_seconds: float
+
+    @property
+    def memory_tokens_per_second(self) -> float:
+        """Bandwidth ÷ bytes per pass."""
+        return self.bytes_per_second / self.weight_bytes
+
+    @property
+    def arithmetic_tokens_per_second(self) -> float:
+        """Operations per second ÷ operations per row."""
+        return self.operations_per_second / self.operations
+
+    @property
+    def break_even_rows(self) -> float:
+        """Rows of one pass at which arithmetic costs as much as reading the weights: more rows are not free."""
+        return self.arithmetic_tokens_per_second / self.memory_tokens_per_second
+
+    def to_dict(self) -> dict[str, float]:
+        """JSON-ready."""
+        names = ("weight_bytes", "operations", "bytes_per_second", "operations_per_second", "pass_seconds")
+        derived = ("memory_tokens_per_second", "arithmetic_tokens_per_second", "break_even_rows")
+        return {name: getattr(self, name) for name in (*names, *derived)}
+
+
+def measure_ceiling(runtime: Runtime) -> Ceiling | None:
+    """Measure the machine and one pass, in about two seconds; None where the weights are on no CPU."""
+    probe = runtime.embed([0])
+    if getattr(getattr(probe, "device", None), "type", "cpu") != "cpu":  # NumPy's device is a text
+        return None
+    config, threads = runtime.config, num_cores()
+    weights = config.num_layers * config.layer_parameters + config.head_parameters
+    return Ceiling(
+        weight_bytes=runtime.pass_bytes,
+        operations=2 * weights,
+        bytes_per_second=bandwidth(threads),
+        operations_per_second=arithmetic(),
+        pass_seconds=pass_seconds(runtime, 1),
+    )
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def bandwidth(threads: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Bytes per second of summing a vector, a part per thread: the best of five."""
+    parts = np.array_split(np.ones(_VECTOR_BYTES // 4, dtype=np.float32), threads)
+    with ThreadPoolExecutor(threads) as pool:
+        return _VECTOR_BYTES / _best(lambda: list(pool.map(np.sum, parts)), clock)
+
+
+def arithmetic(clock: Callable[[], float] = time.perf_counter) -> float:
+    """Float32 operations per second of a matrix product, as NumPy's library runs it: the best of five."""
+    matrix = np.ones((_MATRIX, _MATRIX), dtype=np.float32)
+    return 2 * _MATRIX**3 / _best(lambda: matrix @ matrix, clock)
+
+
+def _best(work: Callable[[], Any], clock: Callable[[], float]) -> float:
+    times = []
+    for _ in range(6):
+        started = clock()
+        work()
+        times.append(clock() - started)
+    return min(times[1:])

@@ -1,0 +1,267 @@
+"""The cpu runtime: our own native core, whose rows are independent of each other.
+
+A row's result is the same to the last bit whatever rows run beside it, however the prefill is cut, and on any
+number of threads: every sum has one fixed order. So speculation changes no bit of the logits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from selfspec.errors import OptionError, OutOfMemoryError
+from selfspec.runtime.base import Cache, Runtime
+from selfspec.runtime.packing import PRECISIONS, Packed, native
+from selfspec.runtime.rotary import inverse_frequencies
+from selfspec.types import SubLayer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from selfspec.model.config import ModelConfig
+    from selfspec.types import Integers, LayerPlan, Rows
+
+    Floats = NDArray[np.float32]
+
+_MOST_THREADS = 1024
+_ROLES = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+
+
+class Best(NamedTuple):
+    """Of each row [R]: the token with the largest logit, that logit, and log-sum-exp of all logits."""
+
+    tokens: Integers
+    logits: Floats
+    log_sum_exp: Floats
+
+
+class CpuCache(Cache):
+    """Keys and values in fp16 or fp32. Memory appears when it is written."""
+
+    def __init__(self, config: ModelConfig, slots: int, length: int, *, half: bool) -> None:
+        self.slots, self.length = slots, length
+        self._config, self._half = config, half
+        try:
+            self.native = native().Cache(
+                config.num_layers, slots, length, config.num_kv_heads, config.head_dim, half
+            )
+        except (MemoryError, TypeError) as error:  # a length beyond 32 bits is no memory either
+            raise OutOfMemoryError(
+                f"there is not enough memory for a KV cache of {slots} x {length:,} tokens; ask for fewer tokens"
+            ) from error
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held; lengths are padded to 16 cells and head widths to 8 numbers."""
+        return int(self.native.nbytes)
+
+    def longer(self, length: int) -> CpuCache:
+        """A longer copy."""
+        new = CpuCache(self._config, self.slots, length, half=self._half)
+        new.native.copy_from(self.native)
+        return new
+
+
+class CpuRuntime(Runtime):
+    """Runs plans of a Llama-type decoder in the native core. Hidden states and logits are float32 NumPy arrays.
+
+    Parameters
+    ----------
+    config
+        Sizes and switches.
+    weights
+        Canonical name -> `Packed` matrix, or float32 array for norms and biases. Nothing is copied but norms
+        and biases. A tied model needs no ``lm_head.weight``: the embedding is read from the packed head.
+    threads
+        By default one for each processor that this process may use.
+    kv
+        Precision of the cache: "float16" or "float32"; by default that of the weights, float16 for all but
+        float32 weights.
+    kernels
+        One of `kernel_sets`; by default the fastest. All give the same bits.
+
+    Raises
+    ------
+    OptionError
+        A wrong option, or the core is not built.
+    """
+
+    name = "cpu"
+    is_row_invariant = True
+    value_bytes = 4
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Packed | Floats],
+        threads: int | None = None,
+        kv: str | None = None,
+        kernels: str | None = None,
+    ) -> None:
+        self.config = config
+        self._weights = weights
+        self.threads = available_processors() if threads is None else threads
+        self.kernels = native().kernel_sets()[0] if kernels is None else kernels
+        if not 1 <= self.threads <= _MOST_THREADS:
+            raise OptionError(f"threads is {self.threads}; it must be 1 to {_MOST_THREADS}")
+        if self.kernels not in native().kernel_sets():
+            raise OptionError(
+                f"kernels is {self.kernels!r}; this processor has {', '.join(native().kernel_sets())}"
+            )
+        self._head = _packed(weights, "model.embed_tokens.weight" if config.tied_head else "lm_head.weight")
+        self.precision = _precision(weights, self._head)
+        self.kv = ("float32" if self.precision == "float32" else "float16") if kv is None else kv
+        if self.kv not in ("float16", "float32"):
+            raise OptionError(f"kv is {self.kv!r}; it must be float16 or float32")
+        self._model = _model(config, self.kernels, self.threads)
+        self._embedding = _packed(weights, "model.embed_tokens.weight").matrix()
+        self._fill(weights)
+
+    def _fill(self, weights: Mapping[str, Packed | Floats]) -> None:
+        for layer in range(self.config.num_layers):
+            prefix = f"model.layers.{layer}."
+            for role, name in _ROLES.items():
+                matrix = _packed(weights, f"{prefix}{name}.weight").matrix()
+                self._model.set_linear(layer, role, matrix, weights.get(f"{prefix}{name}.bias"))
+            self._model.set_norm(layer, "attention", weights[f"{prefix}input_layernorm.weight"])
+            self._model.set_norm(layer, "mlp", weights[f"{prefix}post_attention_layernorm.weight"])
+        self._model.set_norm(0, "final", weights["model.norm.weight"])
+        self._model.set_linear(0, "head", self._head.matrix(), None)
+
+    @property
+    def runs_on(self) -> str:
+        """The core, its kernels and threads."""
+        return described(self.kernels, self.threads)
+
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes of packed weights that a full pass reads."""
+        layers = [w for name, w in self._weights.items() if ".layers." in name and isinstance(w, Packed)]
+        return sum(weight.data.nbytes for weight in [*layers, self._head])
+
+    def embed(self, tokens: Sequence[int]) -> Floats:
+        """Hidden states [R, d] that enter layer 0."""
+        out = np.empty((len(tokens), self.config.hidden_size), dtype=np.float32)
+        native().unpack_rows(self._embedding, np.asarray(tokens, dtype=np.int64), out)
+        return out
+
+    def run(
+        self, hidden: Any, plan: LayerPlan, rows: Rows, cache: Cache, taps: Sequence[SubLayer] = ()
+    ) -> tuple[Floats, Mapping[SubLayer, Floats]]:
+        """Run the sub-layers of ``plan`` in one call of the core."""
+        assert isinstance(cache, CpuCache)
+        out = np.array(hidden, dtype=np.float32, order="C")
+        steps, places = _steps(plan, tuple(taps))
+        tapped = np.empty((len(taps), *out.shape), dtype=np.float32)
+        if len(steps):
+            where = (_integers(rows.slots), _integers(rows.positions), _lineage(rows))
+            self._model.run(out, (steps, places, tapped), where, cache.native)
+        return out, {tap: tapped[i] for i, tap in enumerate(taps) if i in places}
+
+    def logits(self, hidden: Any, head: Packed | None = None) -> Floats:
+        """Final norm and LM head over ``hidden`` [R, d]: logits [R, V], or of the rows of a trimmed ``head``."""
+        used = self._head if head is None else head
+        out = np.empty((hidden.shape[0], used.rows), dtype=np.float32)
+        self._model.logits(_floats(hidden), out, None if head is None else head.matrix())
+        return out
+
+    def best(self, hidden: Any, head: Packed | None = None) -> Best:
+        """What greedy decoding needs of the logits of ``hidden`` [R, d], without storing them."""
+        rows = hidden.shape[0]
+        found = Best(np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32))
+        self._model.best(_floats(hidden), *found, None if head is None else head.matrix())
+        return found
+
+    def top(self, hidden: Any, k: int, head: Packed | None = None) -> tuple[Integers, Floats]:
+        """The k largest logits of ``hidden`` [R, d] in falling order: tokens [R, k] and logits [R, k]."""
+        logits = self.logits(hidden, head)
+        tokens, values = np.empty((len(logits), k), np.int64), np.empty((len(logits), k), np.float32)
+        native().largest(logits, tokens, values)
+        return tokens, values
+
+    def trimmed_head(self, tokens: Integers) -> Packed:
+        """A head with only the rows of ``tokens``; its logits equal the full head's to the last bit."""
+        return self._head.take(tokens)
+
+    def new_cache(self, slots: int, length: int) -> CpuCache:
+        """An empty cache of ``slots`` sequences of up to ``length`` cells."""
+        return CpuCache(self.config, slots, length, half=self.kv == "float16")
+
+    def keep(self, cache: Cache, rows: Rows) -> None:
+        """Move the keys and values of ``rows`` to the cells of their positions, in every layer."""
+        assert isinstance(cache, CpuCache)
+        # in order of position: a cell that is written was read before, or belongs to no row that is kept
+        order = np.argsort(rows.positions, kind="stable")
+        where = (_integers(values[order]) for values in (rows.slots, rows.cells, rows.positions))
+        self._model.move(cache.native, *where)
+
+
+@lru_cache(maxsize=256)  # a drafter repeats its plans
+def _steps(plan: LayerPlan, taps: tuple[SubLayer, ...]) -> tuple[Integers, Integers]:
+    """The steps of a plan as the core wants them, and for each the index of its tap, or -1."""
+    steps = [2 * layer + (part == "mlp") for layer, part in plan.steps]
+    places = [taps.index(step) if step in taps else -1 for step in plan.steps]
+    return np.asarray(steps, dtype=np.int64), np.asarray(places, dtype=np.int64)
+
+
+def described(kernels: str | None = None, threads: int | None = None) -> str:
+    """The core, its kernels and threads, for people; None stands for the defaults."""
+    count = available_processors() if threads is None else threads
+    return f"cpu ({kernels or native().kernel_sets()[0]}, {count} thread{'s' * (count > 1)})"
+
+
+def available_processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _model(config: ModelConfig, kernels: str, threads: int) -> Any:
+    sizes = (
+        config.num_layers, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
+        config.head_dim, config.vocab_size,
+    )  # fmt: skip
+    frequencies = inverse_frequencies(config.rope, config.head_dim)
+    return native().Model(sizes, config.norm_eps, frequencies, kernels, threads)
+
+
+def _packed(weights: Mapping[str, Packed | Floats], name: str) -> Packed:
+    found = weights[name]
+    assert isinstance(found, Packed), name
+    return found
+
+
+def _precision(weights: Mapping[str, Packed | Floats], head: Packed) -> str:
+    """Such as "int4", or "int4, head int8" where the head differs; the layers' commonest kind counts."""
+    sizes: Counter[str] = Counter()
+    for name, weight in weights.items():
+        if isinstance(weight, Packed) and ".layers." in name:
+            sizes[weight.kind] += weight.rows * weight.columns
+    most, _ = sizes.most_common(1)[0]
+    return PRECISIONS[most] + ("" if head.kind == most else f", head {PRECISIONS[head.kind]}")
+
+
+def _floats(hidden: Any) -> Floats:
+    return np.ascontiguousarray(hidden, dtype=np.float32)
+
+
+def _integers(values: Integers) -> Integers:
+    return np.ascontiguousarray(values, dtype=np.int64)
+
+
+def _lineage(rows: Rows) -> Integers | None:
+    return None if rows.lineage is None else _integers(rows.lineage)

@@ -1,0 +1,172 @@
+"""Weights packed for the native core: written once into the conversion cache, then mapped into memory.
+
+An entry has ``packed.bin``, the buffers one after the other, each at a multiple of 64 bytes, and
+``packed.json``, which says what they are. One entry belongs to the weights, the bits, and the layout.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from selfspec.errors import OptionError
+from selfspec.model.cache import checksum, converted
+from selfspec.model.checkpoint import open_texts
+from selfspec.model.disk import room
+from selfspec.model.gguf import convert
+from selfspec.model.load import find_checkpoint, locate, silent
+from selfspec.model.stored import from_safetensors
+from selfspec.runtime.packing import (
+    KIND_OF_BITS,
+    KIND_OF_BLOCKS,
+    KIND_OF_DTYPE,
+    Packed,
+    PackedWeights,
+    pack,
+    pack_blocks,
+)
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from selfspec.model.config import ModelConfig
+    from selfspec.model.stored import Stored
+    from selfspec.model.tokenizer import Tokenizer
+
+LAYOUT = 1  # of the buffers and of packed.json; a new number packs anew
+_ALIGNMENT = 64
+_FALLBACK = "int8"  # for block types that no kind holds
+_SAMPLED_ROWS = 64  # of each matrix, for the error of rounding
+
+
+@dataclass(frozen=True, slots=True)
+class PackedModel:
+    """A model for the native core.
+
+    ``rounding`` is the relative error (root of the mean square, of samples) of the worst matrix that was
+    rounded, 0 where all weights are those of the checkpoint. ``fingerprint`` is the SHA-256 of
+    the packed weights.
+    """
+
+    name: str
+    config: ModelConfig
+    tokenizer: Tokenizer
+    weights: PackedWeights
+    rounding: float
+    fingerprint: str
+
+
+def find_packed(
+    model: str | os.PathLike[str],
+    bits: int | None = None,
+    *,
+    notify: Callable[[str], None] = silent,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> PackedModel:
+    """Find a model as ``find_checkpoint`` does, and pack it if that has not been done.
+
+    Parameters
+    ----------
+    bits
+        4, 8, 16 or 32 bits a weight; None keeps the precision of the file. Blocks of Q4_0, Q4_1 and Q8_0 are
+        taken over as they are; other block types become int8.
+    progress
+        Called with the bytes packed so far and in all.
+
+    Raises
+    ------
+    OptionError
+        Other bits.
+    SelfspecError
+        As ``find_checkpoint``.
+    """
+    if bits is not None and bits not in KIND_OF_BITS:
+        allowed = ", ".join(map(str, sorted(KIND_OF_BITS)))
+        raise OptionError(f"bits is {bits!r}; it must be one of {allowed}, or left out (as stored)")
+
+    def write(folder: Path, config: ModelConfig, stored: Iterator[tuple[str, Stored]]) -> None:
+        _write(folder, stored, bits, lambda done: progress(done, config.parameters))
+
+    form = f"cpu-{'stored' if bits is None else KIND_OF_BITS[bits]}-{LAYOUT}"
+    kind, path, name = locate(model)
+    if kind == "gguf":
+        entry = converted(path, lambda source, folder: convert(source, folder, write), notify, form)
+        config, tokenizer = open_texts(entry)
+    else:
+        checkpoint = find_checkpoint(model, notify=notify)
+        config, tokenizer = checkpoint.config, checkpoint.tokenizer
+
+        def pack(_source: Path, folder: Path) -> None:
+            write(folder, config, from_safetensors(checkpoint.weight_files))
+
+        entry = converted(checkpoint.folder, pack, notify, form, checkpoint.fingerprint)
+    weights, head = _read(entry)
+    return PackedModel(name, config, tokenizer, weights, head["rounding"], checksum(entry / "packed.bin"))
+
+
+# -- writing ----------------------------------------------------------------------------------------------
+
+
+def _write(
+    folder: Path, stored: Iterator[tuple[str, Stored]], bits: int | None, packed: Callable[[int], None]
+) -> None:
+    entries: dict[str, dict[str, Any]] = {}
+    begin, done, rounding = 0, 0, 0.0
+    with (folder / "packed.bin").open("wb") as file:
+        for name, weight in stored:
+            kind, data, error = _pack(weight, bits)
+            with room(folder, data.nbytes + _ALIGNMENT):
+                file.write(bytes(-begin % _ALIGNMENT))
+                file.write(data.data)
+            begin += -begin % _ALIGNMENT
+            entries[name] = {"kind": kind, "shape": list(weight.shape), "begin": begin, "bytes": data.nbytes}
+            begin += data.nbytes
+            rounding = max(rounding, error)
+            packed(done := done + int(np.prod(weight.shape)))
+    head = {"layout": LAYOUT, "rounding": rounding, "weights": entries}
+    (folder / "packed.json").write_text(json.dumps(head, indent=1), encoding="utf-8")
+
+
+def _pack(weight: Stored, bits: int | None) -> tuple[str, NDArray[Any], float]:
+    """Kind (a vector has none), data, and the relative error of rounding."""
+    if len(weight.shape) == 1:
+        return "", np.ascontiguousarray(weight.dense(), dtype="<f4"), 0.0
+    blocks = weight.kind.upper()
+    exact = KIND_OF_BLOCKS.get(blocks) or KIND_OF_DTYPE.get(weight.kind)
+    kind = (exact or _FALLBACK) if bits is None else KIND_OF_BITS[bits]
+    if bits == 16 and exact == "fp16":
+        kind = exact  # bf16 would round it
+    if blocks in KIND_OF_BLOCKS and kind == exact:
+        return kind, pack_blocks(weight.data, blocks).data, 0.0
+    dense = weight.dense()
+    made = pack(dense, kind)
+    return kind, made.data, _error(made, dense)
+
+
+def _error(made: Packed, dense: NDArray[np.float32]) -> float:
+    rows = np.unique(np.linspace(0, len(dense) - 1, _SAMPLED_ROWS).astype(np.int64))
+    want = dense[rows].astype(np.float64)
+    size = float(np.square(want).sum())
+    return float(np.sqrt(np.square(made.unpack(rows) - want).sum() / size)) if size else 0.0
+
+
+# -- reading ----------------------------------------------------------------------------------------------
+
+
+def _read(entry: Path) -> tuple[PackedWeights, dict[str, Any]]:
+    """The mapped weights of an entry, whose files have been checked already."""
+    head: dict[str, Any] = json.loads((entry / "packed.json").read_bytes())
+    buffer = np.memmap(entry / "packed.bin", np.uint8, "r").view(np.ndarray)
+    weights: PackedWeights = {}
+    for name, about in head["weights"].items():
+        data = buffer[about["begin"] : about["begin"] + about["bytes"]]
+        rows, columns = (*about["shape"], 1)[:2]
+        weights[name] = Packed(about["kind"], rows, columns, data) if about["kind"] else data.view("<f4")
+    return weights, head

@@ -1,0 +1,268 @@
+"""The table of losslessness: every drafter on every runtime must give plain decoding's text, in every cell.
+
+A drafter joins with a line in DRAFTERS, a runtime with a line in RUNTIMES. A cell is one random choice of how
+many texts run together, their lengths and ends, γ, the temperature, and what shapes the probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from constraints import PROCESSORS, settings, some
+from doubles import run, tiny_core, tiny_runtime
+
+from selfspec.drafters import drafter_class
+from selfspec.drafters.base import Drafter, DraftOptions
+from selfspec.measure.toy import MarkovRuntime
+from selfspec.reference import oracle
+from selfspec.runtime.base import Runtime
+from selfspec.sampling import Chance
+from selfspec.types import Draft, LayerPlan, Rows, Sampling
+
+SIZE = 61  # of the vocabulary
+PROMPTS = [[5, 17, 3, 3, 42, 5, 17], [1], [9, 9, 9, 9, 2], list(range(20))]
+PROMPT, NEW = PROMPTS[0], 20  # of tests with one text
+MOST = 12  # new tokens of a text of the table
+SEED = 3
+
+
+# -- drafters ---------------------------------------------------------------------------------------------
+
+
+def script(kind, texts):
+    """Drafts of known acceptance: always right, always wrong, right for some tokens only."""
+
+    def right(tokens, gamma):
+        text = next((text for text in texts if text[: len(tokens)] == tokens), [])
+        return text[len(tokens) : len(tokens) + gamma]
+
+    def wrong(tokens, gamma):
+        return [(token + 1) % SIZE for token in right(tokens, gamma)]
+
+    def mixed(tokens, gamma):
+        cut = len(tokens) % (gamma + 1)
+        return right(tokens, gamma)[:cut] + wrong(tokens, gamma)[cut:]
+
+    return {"right": right, "wrong": wrong, "mixed": mixed}[kind]
+
+
+class Bush(Drafter):
+    """Random trees that hold the right tokens somewhere; with ``exit_layer``, the first rows bring their states."""
+
+    name = "bush"
+
+    def __init__(self, config, texts, *, gamma=4, exit_layer=0, seed=0):
+        super().__init__(DraftOptions(gamma=gamma), config)
+        self.expected = texts
+        self.exit_layer = exit_layer
+        self.random = np.random.default_rng(seed)
+
+    def propose(self, context, texts, gammas):
+        return [self.tree(context, text, gamma) for text, gamma in zip(texts, gammas, strict=True)]
+
+    def tree(self, context, text, gamma):
+        at = len(text.tokens)
+        right = self.expected[text.index][at : at + gamma]
+        tokens, parents, depths, on_path = [], [], [], [-1]
+        for _ in range(self.random.integers(0, min(12, text.room()) + 1)):
+            parent = int(self.random.integers(-1, len(tokens)))
+            if self.random.random() < 0.5:
+                parent = on_path[-1]
+            depth = 0 if parent < 0 else depths[parent] + 1
+            if depth >= min(gamma, len(right)):
+                continue
+            holds = parent == on_path[-1] and self.random.random() < 0.8
+            tokens.append(right[depth] if holds else int(self.random.integers(61)))
+            parents.append(parent)
+            depths.append(depth)
+            if parent == on_path[-1] and tokens[-1] == right[depth]:
+                on_path.append(len(tokens) - 1)
+        return self.resumed(context, text, tuple(tokens), tuple(parents))
+
+    def resumed(self, context, text, tokens, parents):
+        if not self.exit_layer:
+            return Draft(tokens, parents=parents)
+        kept = int(self.random.integers(1, len(tokens) + 2))
+        start = len(text.tokens) - 1
+        rows = Rows.trees(
+            [text.slot] * kept, range(start, start + kept), [-1, *(p + 1 for p in parents[: kept - 1])]
+        )
+        hidden = context.runtime.embed([text.pending, *tokens[: kept - 1]])
+        hidden, _ = context.runtime.run(hidden, context.full.span(0, self.exit_layer), rows, context.cache)
+        return Draft(tokens, None, hidden, self.exit_layer, parents)
+
+
+# a name, the drafter, and its options but γ; a drafter that must know plain decoding's texts gets them
+EARLY_EXITS = {f"early_exit {k}": ("early_exit", {"exit_layer": k}) for k in range(1, 5)}
+CHAINS = {
+    **EARLY_EXITS,
+    "early_exit stop": ("early_exit", {"exit_layer": 3, "confidence": 0.05, "adaptive": True}),
+    "ngram": ("ngram", {"min_ngram": 1}),
+    "ngram stop": ("ngram", {"min_ngram": 1, "confidence": 0.6, "adaptive": True}),
+    **{kind: ("scripted", {"script": kind}) for kind in ("right", "wrong", "mixed")},
+}
+TREES = {
+    "early_exit comb": ("early_exit", {"exit_layer": 2, "siblings": 1}),
+    "early_exit wide comb": ("early_exit", {"exit_layer": 4, "siblings": 3, "confidence": 0.05, "adaptive": True}),
+    "ngram comb": ("ngram", {"min_ngram": 1, "siblings": 2}),
+    "bush": (Bush, {}),
+    "bush 1": (Bush, {"exit_layer": 1}),
+    "bush 3": (Bush, {"exit_layer": 3}),
+}
+DRAFTERS = CHAINS | TREES
+SAMPLED = {name for name, (kind, _) in DRAFTERS.items() if kind == "early_exit"}  # unless greedy or coupled
+
+
+def drafter(name, config, texts, gamma):
+    """What `run` takes: a drafter or its name, and its options."""
+    kind, options = DRAFTERS[name]
+    if kind is Bush:
+        return Bush(config, texts, gamma=gamma, **options), None
+    options = {**options, "gamma": gamma}
+    if "script" in options:
+        options["script"] = script(options["script"], texts)
+    return _class(kind), options
+
+
+_class = cache(drafter_class)  # finding one reads the metadata of all packages
+
+
+# -- runtimes ---------------------------------------------------------------------------------------------
+
+
+def check_cache(context, texts, _round):
+    """After every round the cache holds what a fresh prefill of the committed tokens would."""
+    runtime = context.runtime
+    for text in texts:
+        tokens = text.tokens[: text.cached]
+        fresh = runtime.new_cache(1, len(tokens))
+        rows = Rows.of([0] * len(tokens), range(len(tokens)))
+        runtime.run(runtime.embed(tokens), LayerPlan.full(runtime.config.num_layers), rows, fresh)
+        for ours, theirs in zip(context.cache.keys + context.cache.values, fresh.keys + fresh.values, strict=True):
+            assert (ours[text.slot, : len(tokens)] - theirs[0]).abs().max() < 1e-12
+
+
+@dataclass(frozen=True)
+class Target:
+    """A runtime: how it is made, how many cells a drafter has on it, and what must hold after every round."""
+
+    make: Callable[[], Runtime]
+    cells: int
+    after_round: Callable[..., None] | None = None
+
+
+RUNTIMES = {
+    "toy": Target(lambda: MarkovRuntime(SIZE, num_layers=5, seed=1), cells=45),
+    "torch": Target(tiny_runtime, cells=9, after_round=check_cache),
+    # rows are independent of each other, so equality needs no float64 here, nor a tolerance
+    **{f"cpu {kind}": Target(partial(tiny_core, kind), cells=18) for kind in ("fp32", "bf16", "int8", "int4")},
+}
+
+
+@cache
+def runtime(name):
+    """The runtime of that name, made once."""
+    return RUNTIMES[name].make()
+
+
+# -- cells ------------------------------------------------------------------------------------------------
+
+
+def new_tokens_only(prefix, logits):
+    """A processor that needs the prefix of its own row: tokens of the text become unlikely."""
+    return logits - 2.0 * np.isin(np.arange(SIZE), list(prefix))
+
+
+TEMPERATURES = (0.0, 0.3, 1.0, 1.5)
+ALONE = [[name] for name in PROCESSORS]
+TOGETHER = [some(np.random.default_rng([5, i]), PROCESSORS) for i in range(30)]
+SHAPINGS: list[dict[str, Any]] = [
+    {},
+    {"processors": (new_tokens_only,)},
+    *(settings(np.random.default_rng([6, i]), names) for i, names in enumerate([*ALONE, *TOGETHER])),
+]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration; ``seed`` chooses lengths and ends."""
+
+    shaping: int
+    temperature: float
+    gamma: int
+    texts: int
+    coupled: bool
+    seed: int
+
+    @property
+    def sampling(self):
+        return Sampling(self.temperature, coupled=self.coupled, **SHAPINGS[self.shaping])
+
+
+def cells(runtime_name, drafter_name) -> Iterator[Cell]:
+    """Every value of every axis, in a random arrangement; shapings go round over the drafters."""
+    count, place = RUNTIMES[runtime_name].cells, list(DRAFTERS).index(drafter_name)
+    random = np.random.default_rng([place, *runtime_name.encode()])
+
+    def axis(values):
+        return random.permutation(np.resize(values, count)).tolist()
+
+    shapings = axis(np.roll(range(len(SHAPINGS)), -place * count))
+    axes = zip(shapings, axis(TEMPERATURES), axis(range(9)), axis(range(1, 5)), axis([0, 1]), strict=True)
+    for seed, (shaping, temperature, gamma, texts, free) in enumerate(axes):
+        coupled = drafter_name in SAMPLED or not free
+        yield Cell(shaping, temperature, gamma, texts, coupled, seed)
+
+
+@cache
+def plain(runtime_name, sampling, text):
+    """Plain decoding's text from a prompt, longer than any cell needs, by the oracle."""
+    new = oracle(runtime(runtime_name), PROMPTS[text], MOST, Chance(SEED, text), sampling)
+    return PROMPTS[text] + new
+
+
+def check(runtime_name, drafter_name, cell) -> tuple[list[int], int]:
+    """Compare a cell with the oracle; how many tokens each draft had accepted, and the ends inside a draft."""
+    random = np.random.default_rng([cell.seed, cell.texts])
+    texts = [plain(runtime_name, cell.sampling, i) for i in range(cell.texts)]
+    prompts = PROMPTS[: cell.texts]
+    counts = random.integers(1, MOST + 1, size=cell.texts).tolist()
+    stops = [
+        text[len(p) + int(random.integers(MOST))] if random.random() < 0.5 else -1
+        for p, text in zip(prompts, texts, strict=True)
+    ]
+    accepted: list[int] = []
+    cut = 0
+
+    def each_round(context, all_texts, round_):
+        nonlocal cut
+        accepted.extend(commit.accepted for commit in round_.commits if commit.drafted)
+        cut += sum(
+            commit.finish_reason == "stop" and 0 < commit.accepted < commit.depth for commit in round_.commits
+        )
+        if (check_round := RUNTIMES[runtime_name].after_round) is not None:
+            check_round(context, all_texts, round_)
+
+    kind, options = drafter(drafter_name, runtime(runtime_name).config, texts, cell.gamma)
+    done = run(
+        runtime(runtime_name),
+        prompts,
+        kind,
+        options,
+        new_tokens=counts,
+        sampling=cell.sampling,
+        seed=SEED,
+        ends=[lambda token, stop=stop: token == stop for stop in stops],
+        each_round=each_round,
+    )
+    for prompt, text, count, stop, got in zip(prompts, texts, counts, stops, done, strict=True):
+        want = text[len(prompt) : len(prompt) + count]
+        if stop in want:
+            want = want[: want.index(stop) + 1]
+        assert got.tokens[len(prompt) :] == want, cell
+        assert got.finish_reason == ("stop" if want[-1] == stop else "length"), cell
+    return accepted, cut

@@ -1,0 +1,95 @@
+"""Losslessness, cell by cell: see `lossless_table`, where drafters and runtimes join with one line each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from lossless_table import DRAFTERS, RUNTIMES, SHAPINGS, TEMPERATURES, cells, check
+
+from selfspec.context import Context, Text
+from selfspec.runtime.torch import TorchRuntime
+from selfspec.sampling import Chance
+from selfspec.types import Prefix
+from selfspec.verify import verify_chain
+
+EVERY = [(runtime, drafter) for runtime in RUNTIMES for drafter in DRAFTERS]
+
+
+@pytest.mark.parametrize(("runtime", "drafter"), EVERY)
+def test_a_drafter_on_a_runtime_gives_the_plain_text(runtime, drafter):
+    """Guards every claim of docs/lossless.md: greedy, coupled and deterministic drafts, cell by cell."""
+    accepted, ends = [], 0
+    for cell in cells(runtime, drafter):
+        found, cut = check(runtime, drafter, cell)
+        accepted += found
+        ends += cut
+    # a draft that is never tried, never right, or never cut would prove nothing
+    assert accepted
+    if drafter == "wrong":
+        assert max(accepted) == 0
+    elif not drafter.startswith("ngram"):  # in short texts a look-up is seldom right
+        assert max(accepted) >= 2
+    if drafter == "right":
+        assert max(accepted) >= 5
+        assert ends > 0
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_every_value_of_every_axis_is_in_the_table(runtime):
+    """Guards the sampling of cells."""
+    seen = set()
+    for drafter in DRAFTERS:
+        row = list(cells(runtime, drafter))
+        seen |= {cell.shaping for cell in row}
+        assert {cell.gamma for cell in row} == set(range(9))
+        assert {cell.temperature for cell in row} == set(TEMPERATURES)
+        assert {cell.texts for cell in row} == {1, 2, 3, 4}
+    assert seen == set(range(len(SHAPINGS)))
+
+
+def one_prefix(monkeypatch):
+    monkeypatch.setattr(Text, "prefix", lambda self, _draft: Prefix(list(self.tokens), self.prompt_length))
+
+
+def noise_by_call(monkeypatch):
+    realise, calls = Chance.realise, iter(range(10**9))
+    monkeypatch.setattr(Chance, "realise", lambda self, law, _position: realise(self, law, next(calls)))
+
+
+def no_cells_moved(monkeypatch):
+    monkeypatch.setattr(TorchRuntime, "keep", lambda *_: None)
+
+
+def a_row_too_far(monkeypatch):
+    score = Context.score
+    monkeypatch.setattr(Context, "score", lambda *given: [np.roll(rows, 1, axis=0) for rows in score(*given)])
+
+
+def ends_in_the_bonus_only(monkeypatch):
+    for rule in ("verify_chain", "verify_block"):
+        monkeypatch.setattr(
+            f"selfspec.decode.{rule}", lambda draft, target, dice, _: verify_chain(draft, target, dice)
+        )
+
+
+FAULTS = [
+    (one_prefix, "toy", "right"),
+    (noise_by_call, "toy", "early_exit 4"),
+    (no_cells_moved, "torch", "bush"),
+    (a_row_too_far, "torch", "ngram"),
+    (ends_in_the_bonus_only, "toy", "right"),
+]
+
+
+@pytest.mark.parametrize(("fault", "runtime", "drafter"), FAULTS)
+def test_the_table_catches(monkeypatch, fault, runtime, drafter):
+    """The negative controls: a table that passes with these proves nothing."""
+
+    def check_all():
+        for cell in cells(runtime, drafter):
+            check(runtime, drafter, cell)
+
+    check_all()  # from here on the oracle's texts are known, and the fault cannot change them
+    fault(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_all()
