@@ -260,8 +260,8 @@ def test_prompt_files_of_each_kind(tmp_path):
     from selfspec.cli.prompts import read_prompts
 
     file = tmp_path / "prompts"
-    file.write_text("one\n\ntwo {x}\n")
-    assert read_prompts(str(file)) == [{"prompt": "one"}, {"prompt": "two {x}"}]
+    file.write_text("one\n\ntwo\u2028{x}\n")
+    assert read_prompts(str(file)) == [{"prompt": "one"}, {"prompt": "two\u2028{x}"}]
     message = {"role": "user", "content": "c"}
     entries = [{"prompt": "a"}, {"turns": ["b", "later"], "task": "qa"}, {"messages": [message]}]
     file.write_text("\n".join(map(json.dumps, entries)))

@@ -60,11 +60,11 @@ def command(source: str, target: str, slots: int, overwrite: bool, as_json: bool
     out = Path(target)
     raw = stdin().read() if source == "-" else read_file(source, "the input")
     _check(source, out, overwrite)
+    if not raw.strip():
+        raise OptionError(f"{source!r} has no lines; each must be a JSON object with a prompt")
     options = unwrapped(options)
     engine = open_engine(options)
     lines = list(asked(raw, {str(options["model"]), engine.name}))
-    if not lines:
-        raise OptionError(f"{source!r} has no lines; each must be a JSON object with a prompt")
     identity = {
         "input": hashlib.sha256(raw).hexdigest(),
         "model": [engine.fingerprint, engine.runtime.name, engine.runtime.precision],
