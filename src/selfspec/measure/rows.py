@@ -37,11 +37,11 @@ def rows_check(runtime: Runtime, tokens: Sequence[int]) -> Check:
     largest, is_invariant = max(noise.values()), all(np.array_equal(one, logits) for logits in ways.values())
     limit = 0.0 if runtime.is_row_invariant else LARGEST_NOISE.get(runtime.precision)
     equal = "equal bit for bit" if is_invariant else f"differ by at most {largest:.1e}"
-    claim = "claims" if runtime.is_row_invariant else "does not claim"
+    claim = "claims that" if runtime.is_row_invariant else "claims no equality"
     return Check(
         "rows",
         is_invariant or (not runtime.is_row_invariant and (limit is None or largest < limit)),
-        f"one row against 2-{MOST_ROWS}, prefill and batch: logits {equal}; {runtime.name} {claim} more",
+        f"one row against 2-{MOST_ROWS}, prefill and batch: logits {equal}; {runtime.name} {claim}",
         {
             "row_invariant": is_invariant,
             "row_invariance_claimed": runtime.is_row_invariant,
