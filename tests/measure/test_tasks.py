@@ -92,3 +92,10 @@ def test_tasks_and_limits_choose():
     assert choose(prompts, (), None) == sorted(prompts, key=lambda prompt: TASKS.index(prompt.task))
     with pytest.raises(OptionError, match="no task 'poetry'; there are mt_bench"):
         choose(prompts, ("poetry",), None)
+
+
+def test_only_line_feeds_end_a_line(tmp_path):
+    """Guards JSON strings that hold U+2028 or a form feed, which Python's splitlines would cut."""
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"task": "a", "prompt": "one\u2028two\x85three"}\r\n', encoding="utf-8", newline="")
+    assert [prompt.turns for prompt in read_prompts(str(path))] == [("one\u2028two\x85three",)]

@@ -73,7 +73,8 @@ def encode_turns(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> tu
 
 
 def _parsed(text: str, source: str) -> list[Prompt]:
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    split = text.split("\n")  # JSON may hold other line ends
+    lines = [(number, line) for number, line in enumerate(split, start=1) if line.strip()]
     if not lines:
         raise PromptError(f"{source!r} has no prompts; give one JSON object per line")
     return [_prompt(line, number, f"line {number} of {source!r}") for number, line in lines]
