@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import contextmanager
 from dataclasses import fields
@@ -14,7 +13,7 @@ import click
 from selfspec.cli.bench_page import ceiling_lines, page, worse_lines
 from selfspec.cli.flags import BenchCommand
 from selfspec.cli.opening import open_engine
-from selfspec.cli.output import emit_json, examples, json_line, note
+from selfspec.cli.output import emit_json, examples, json_line, note, write_whole
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def command(ctx: click.Context, /, before: str | None, out: str | None, as_json:
     if found is not None:
         click.echo("\n" + worse_lines(found))
     if out:
-        _write(Path(out), json_line(document))
+        write_whole(Path(out), json_line(document) + "\n")
     if as_json:
         emit_json(document)
     if has_fault or any(change.is_worse for change in found or ()):
@@ -132,13 +131,14 @@ class _Plan:
 def _measured(plan: _Plan, engine: Engine, head: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """The document, and whether a draft of ours changed a word."""
     from selfspec.measure.bench import Benchmark, context_needed, require_fit
-    from selfspec.measure.passes import measure_ceiling, num_cores
+    from selfspec.measure.passes import measure_ceiling
     from selfspec.measure.report import Report
     from selfspec.measure.rivals import Rivals, close_all
+    from selfspec.runtime.cpu import available_processors
 
     require_fit(engine, plan.prompts, plan.bench)
     columns = plan.columns(engine)
-    threads = plan.opening.get("threads") or num_cores()
+    threads = plan.opening.get("threads") or available_processors()
     context = context_needed(engine, plan.prompts, plan.bench)
     opener = Rivals(engine, plan.opening["model"], threads, context, plan.pythons, plan.models)
     columns += opener.open(plan.rivals)
@@ -177,14 +177,3 @@ def _bar(length: int) -> Iterator[Callable[[int], None]]:
         return
     with click.progressbar(length=length, label="measuring", file=sys.stderr) as bar:
         yield bar.update
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(text + "\n", encoding="utf-8")
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise OptionError(f"--out {str(path)!r} cannot be written: {error.strerror}") from error

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ import click
 
 from selfspec.cli.flags import Flag, ModelCommand, draft_flags, model_flags
 from selfspec.cli.opening import PLACING, open_engine
-from selfspec.cli.output import emit_json, examples, facts, finite, note
+from selfspec.cli.output import emit_json, examples, facts, finite, note, write_whole
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -83,7 +81,7 @@ def command(prompt_file: str | None, out: str | None, as_json: bool, **options: 
     certificate = certify(engine, prompts, candidates, chosen, note)
     document = certificate.to_dict()
     if out is not None:
-        _write(Path(out), document)
+        write_whole(Path(out), json.dumps(finite(document), allow_nan=False, indent=2) + "\n")
     if as_json:
         emit_json(document)
     else:
@@ -120,21 +118,6 @@ def _check_target(path: Path) -> None:
         raise OptionError(f"--out {str(path)!r} is a folder; name a file")
     if not os.access(path.parent, os.W_OK):
         raise OptionError(f"--out {str(path)!r} cannot be written: no such folder, or no permission")
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    """Written aside and renamed, so that there is a whole certificate or none."""
-    text = json.dumps(finite(document), allow_nan=False, indent=2) + "\n"
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def _page(certificate: Certificate, engine: Engine) -> str:

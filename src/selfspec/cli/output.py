@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from selfspec.errors import OptionError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
     from typing import TextIO
 
     from selfspec.request import Chunk, Completion
@@ -34,6 +37,18 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write what --out names, whole or not at all; raises OptionError if it cannot be written."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except OSError as error:
+        raise OptionError(f"--out {str(path)!r} cannot be written: {error.strerror}") from error
+    finally:  # of an interruption too; after the renaming there is nothing to remove
+        aside.unlink(missing_ok=True)
 
 
 def examples(*commands: str) -> str:

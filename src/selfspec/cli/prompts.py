@@ -18,9 +18,8 @@ def read_prompts(file: str) -> list[dict[str, Any]]:
     of the user; the first one is taken) or ``messages`` (as `Engine.generate` takes them). Any other file has a
     prompt per line. Raises PromptError, with the line, for what is neither.
     """
-    lines = decoded(read_file(file, "the prompt file"), f"the prompt file {file!r}").split(
-        "\n"
-    )  # JSON may hold other line ends
+    text = decoded(read_file(file, "the prompt file"), f"the prompt file {file!r}")
+    lines = text.split("\n")  # JSON may hold other line ends
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise PromptError(f"the prompt file {file!r} is empty; give a prompt per line, or JSON Lines")

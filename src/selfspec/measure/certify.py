@@ -9,13 +9,13 @@ import platform
 import time
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from selfspec._version import __version__
 from selfspec.errors import OptionError
 from selfspec.measure.certificate import Certificate, Check
 from selfspec.measure.equality import coupled_check, greedy_checks, processors_check
+from selfspec.measure.machine import processor, version_of
 from selfspec.measure.rows import rows_check
 from selfspec.measure.sampled import model_law_check, shallow, toy_law_check
 from selfspec.measure.trial import Candidate, Prompt, Trial
@@ -111,11 +111,11 @@ def _subject(engine: Engine, trial: Trial, options: CertifyOptions) -> dict[str,
         "runtime": runtime.name,
         "precision": runtime.precision,
         "runs_on": runtime.runs_on,
-        "machine": {"processor": _processor(), "cores": os.cpu_count(), "system": platform.platform()},
+        "machine": {"processor": processor(), "cores": os.cpu_count(), "system": platform.platform()},
         "versions": {
             "selfspec": __version__,
             "python": platform.python_version(),
-            **{name: _version(name) for name in ("numpy", "torch")},
+            **{name: version_of(name) for name in ("numpy", "torch")},
         },
         "drafters": [candidate.to_dict(runtime) for candidate in trial.candidates],
         "prompts": {
@@ -129,20 +129,3 @@ def _subject(engine: Engine, trial: Trial, options: CertifyOptions) -> dict[str,
 
 def _sha256(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    """The name of the processor, as far as the system tells."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-            return next(names, platform.processor() or platform.machine())
-    except OSError:
-        return platform.processor() or platform.machine()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from selfspec.runtime.cpu import available_processors
 from selfspec.types import LayerPlan, Rows
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def measure_ceiling(runtime: Runtime) -> Ceiling | None:
     probe = runtime.embed([0])
     if getattr(getattr(probe, "device", None), "type", "cpu") != "cpu":  # NumPy's device is a text
         return None
-    config, threads = runtime.config, num_cores()
+    config, threads = runtime.config, available_processors()
     weights = config.num_layers * config.layer_parameters + config.head_parameters
     return Ceiling(
         weight_bytes=runtime.pass_bytes,
@@ -90,12 +90,6 @@ def measure_ceiling(runtime: Runtime) -> Ceiling | None:
         operations_per_second=arithmetic(),
         pass_seconds=pass_seconds(runtime, 1),
     )
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def bandwidth(threads: int, clock: Callable[[], float] = time.perf_counter) -> float:

@@ -6,17 +6,16 @@ import platform
 import statistics
 from collections import Counter
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from selfspec.measure.machine import processor, version_of
 from selfspec.measure.outputs import Comparison, compare
 from selfspec.measure.pairs import paired_ratio
-from selfspec.measure.passes import num_cores
 from selfspec.rounds import Stats
+from selfspec.runtime.cpu import available_processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -206,24 +205,8 @@ def machine() -> Mapping[str, Any]:
     """Where this was measured: what another reader needs to judge the numbers."""
     return {
         "platform": platform.platform(terse=True),
-        "processor": _processor(),
-        "cores": num_cores(),
+        "processor": processor(),
+        "cores": available_processors(),
         "python": platform.python_version(),
-        **{name: found for name in _PACKAGES if (found := _version(name))},
+        **{name: found for name in _PACKAGES if (found := version_of(name))},
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -51,8 +51,8 @@ class PackedModel:
     """A model for the native core.
 
     ``rounding`` is the relative error (root of the mean square, of samples) of the worst matrix that was
-    rounded, 0 where all weights are those of the checkpoint. ``fingerprint`` is the SHA-256 of
-    the packed weights.
+    rounded, 0 where all weights are those of the checkpoint. ``fingerprint`` is the SHA-256
+    of the packed weights.
     """
 
     name: str
@@ -78,7 +78,7 @@ def find_packed(
         4, 8, 16 or 32 bits a weight; None keeps the precision of the file. Blocks of Q4_0, Q4_1 and Q8_0 are
         taken over as they are; other block types become int8.
     progress
-        Called with the bytes packed so far and in all.
+        Called with the weights packed so far and in all.
 
     Raises
     ------
