@@ -154,12 +154,14 @@ class LayerPlan:
     """Which sub-layers of a model with ``num_layers`` layers a pass runs, in ascending order.
 
     Early exit and layer skip are one concept: ``exit_at`` keeps ``[0, k)``, ``skipping`` leaves sub-layers out,
-    ``span`` keeps what lies in a range of layers (verification resumes with it).
+    ``span`` keeps what lies in a range of layers (verification resumes with it). ``experts`` is how many
+    experts of a mixture each row has, instead of as many as the model was made with.
     """
 
     num_layers: int
     attention: tuple[int, ...]
     mlp: tuple[int, ...]
+    experts: int | None = None
 
     @classmethod
     def full(cls, num_layers: int) -> LayerPlan:
@@ -203,6 +205,8 @@ class LayerPlan:
     @cached_property
     def shared_prefix(self) -> int:
         """How many leading layers equal the full model's: verification resumes at this layer."""
+        if self.experts is not None:
+            return 0  # a mixture may be in any layer
         whole = set(self.attention) & set(self.mlp)
         return next((i for i in range(self.num_layers) if i not in whole), self.num_layers)
 

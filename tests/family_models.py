@@ -1,0 +1,112 @@
+"""A tiny random model of every family, built by transformers from its own configuration class."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import transformers
+
+WINDOW = 8
+SIZES: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "rope_theta": 1e4}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "rope_theta": 1e4,
+}
+
+# the name of a case, the configuration class, and what it has beyond the sizes; without "family" before a colon
+# the case is called as its family
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"rope_parameters": LLAMA3}),
+    "mistral": ("Mistral", {"sliding_window": WINDOW, "head_dim": 12}),
+    "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
+    "qwen2: yarn": ("Qwen2", {"rope_parameters": YARN, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 16, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
+    "smollm3: windows": ("SmolLM3", {"use_sliding_window": True, "sliding_window": WINDOW, "no_rope_layer_interval": 2}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 4.0,
+            "attention_bias": True,
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+            },
+        },
+    ),
+    "exaone4": ("Exaone4", {"sliding_window": WINDOW, "sliding_window_pattern": 4}),
+    "exaone4: no windows": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "phi3": ("Phi3", {"sliding_window": WINDOW, "partial_rotary_factor": 0.5}),
+    "phi3: longrope": ("Phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 64}),
+    "gemma2": (
+        "Gemma2",
+        {"sliding_window": WINDOW, "head_dim": 16, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0},
+    ),
+    "gemma3_text": (
+        "Gemma3Text",
+        {
+            "sliding_window": WINDOW,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 20,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+}
+EAGER = {"gemma2", "gpt_oss"}  # what their scores need, torch's own attention does not have
+
+
+def family_name(case: str) -> str:
+    return case.split(":")[0]
+
+
+@lru_cache(maxsize=None)
+def model_of(case: str) -> Any:
+    """In float64, with all parameters made to count: norms start at 1 and biases at 0."""
+    name, changes = CASES[case]
+    sizes = {key: value for key, value in SIZES.items() if key not in changes.get("without", ())}
+    config = getattr(transformers, f"{name}Config")(**sizes | {k: v for k, v in changes.items() if k != "without"})
+    torch.manual_seed(len(case))
+    attention = "eager" if family_name(case) in EAGER else "sdpa"
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * (0.1 if parameter.ndim > 1 else 0.2))
+    return model
