@@ -89,6 +89,62 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "stablelm": ("StableLm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "stablelm: parallel": ("StableLm", {"use_parallel_residual": True}),
+    "starcoder2": ("Starcoder2", {"sliding_window": WINDOW}),
+    "cohere2": ("Cohere2", {"sliding_window": WINDOW, "logit_scale": 0.3}),
+    "glm4": ("Glm4", {"head_dim": 8}),
+    "gpt2": ("GPT2", {"n_inner": None}),
+    "gpt2: shrinking": ("GPT2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "gelu"}),
+    "gpt_neox": ("GPTNeoX", {}),
+    "gpt_neox: sequential": ("GPTNeoX", {"use_parallel_residual": False, "attention_bias": False}),
+    "opt": ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "falcon": ("Falcon", {}),
+    "falcon: new": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon: new, one norm": (
+        "Falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon: sequential": ("Falcon", {"parallel_attn": False, "multi_query": False}),
+    "mixtral": ("Mixtral", {"sliding_window": WINDOW, "num_local_experts": 5}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "decoder_sparse_step": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
+    "gpt_oss": (
+        "GptOss",
+        {"head_dim": 8, "sliding_window": WINDOW, "num_local_experts": 5, "num_experts_per_tok": 2, "swiglu_limit": 0.5},
+    ),
+    "granitemoe": (
+        "GraniteMoe",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 4.0,
+            "num_local_experts": 5,
+        },
+    ),
 }
 EAGER = {"gemma2", "gpt_oss"}  # what their scores need, torch's own attention does not have
 
@@ -106,6 +162,8 @@ def model_of(case: str) -> Any:
     torch.manual_seed(len(case))
     attention = "eager" if family_name(case) in EAGER else "sdpa"
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).double().eval()
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # their grouped products have no float64
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * (0.1 if parameter.ndim > 1 else 0.2))

@@ -57,8 +57,8 @@ class Experts:
     """A mixture of experts in the place of an MLP.
 
     The router's ``per_token`` largest logits choose among ``count`` experts of ``width``. ``weighting``:
-    "all" is the soft-max over all experts, "renormed" that, divided by the sum of the chosen, "chosen" the
-    soft-max over the chosen logits. ``shared_width`` is that of an expert that every token has, gated by a
+    "all" is the soft-max over all experts, "renormed" that, divided by the sum of the chosen, both in float32;
+    "chosen" is the soft-max over the chosen logits. ``shared_width`` is that of an expert that every token has, gated by a
     sigmoid; 0: none. ``clamp`` and ``sharpness`` are those of GPT-OSS' activation, (up + 1) * gate *
     sigmoid(sharpness * gate) with clamped inputs.
     """
@@ -66,7 +66,7 @@ class Experts:
     count: int
     per_token: int
     width: int
-    weighting: Literal["all", "renormed", "chosen"] = "all"
+    weighting: Literal["all", "renormed", "chosen", "chosen_float32"] = "all"
     shared_width: int = 0
     clamp: float | None = None
     sharpness: float = 1.0
@@ -104,6 +104,16 @@ class Layer:
     def own_mlp_norm(self) -> bool:
         """Whether the MLP has a norm of its own before it."""
         return self.norm_before and self.parallel != "shared"
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether the MLP reads what attention has added to."""
+        return self.parallel == "no"
+
+    @property
+    def separate_norms(self) -> bool:
+        """Whether attention and MLP read the same, each through its own norm."""
+        return self.parallel == "separate"
 
     @property
     def dense(self) -> bool:

@@ -50,9 +50,10 @@ class Mixture:
     def _routed(self, x: Tensor, per_token: int) -> tuple[Tensor, Tensor]:
         """The experts of each row and their weights, both [R, per_token]."""
         logits = linear(x, self._tensors["router"], self._tensors.get("router_bias"))
-        if self._facts.weighting == "chosen":
+        if self._facts.weighting.startswith("chosen"):
             best, chosen = torch.topk(logits, per_token, dim=-1)
-            return chosen, best.softmax(dim=-1)
+            narrow = self._facts.weighting == "chosen_float32"
+            return chosen, best.softmax(dim=-1, dtype=torch.float32 if narrow else None).to(x.dtype)
         best, chosen = torch.topk(logits.softmax(dim=-1, dtype=torch.float32), per_token, dim=-1)
         if self._facts.weighting == "renormed":
             best = best / best.sum(dim=-1, keepdim=True)

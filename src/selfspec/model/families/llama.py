@@ -78,13 +78,14 @@ def one_window(fields: Fields, config: ModelConfig) -> ModelConfig:
     return with_layers(config, window=window_of(fields))
 
 
-def _used_window(fields: Fields) -> int | None:
+def used_window(fields: Fields) -> int | None:
+    """The window, if it is switched on."""
     return window_of(fields) if fields.flag("use_sliding_window", False) else None
 
 
 def last_layers_slide(fields: Fields, config: ModelConfig) -> dict[str, Any]:
     """Windows of Qwen's dense models: in the layers from ``max_window_layers`` on, if they are switched on."""
-    window, first = _used_window(fields), fields.integer("max_window_layers", minimum=0)
+    window, first = used_window(fields), fields.integer("max_window_layers", minimum=0)
     types = layer_types(
         fields,
         config.num_layers,
@@ -104,7 +105,7 @@ def _smollm3(fields: Fields, config: ModelConfig) -> ModelConfig:
         turned = [int((i + 1) % every != 0) for i in range(count)]
     if not isinstance(turned, list) or len(turned) < count:
         raise fields.wrong("no_rope_layers", turned, f"a list of 0 and 1, one for each of {count} layers")
-    window = _used_window(fields)
+    window = used_window(fields)
     types = layer_types(
         fields, count, lambda i: "full_attention" if turned[i] or not window else "sliding_attention"
     )
@@ -112,7 +113,7 @@ def _smollm3(fields: Fields, config: ModelConfig) -> ModelConfig:
     return with_layers(config, rope=ropes, window=windows(types, window))
 
 
-def granite(fields: Fields, config: ModelConfig) -> dict[str, Any]:
+def granite(fields: Fields) -> dict[str, Any]:
     """Granite's multipliers of attention and residual."""
     return {
         "scale": fields.number("attention_multiplier"),
@@ -130,7 +131,7 @@ def with_granite_ends(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def _granite(fields: Fields, config: ModelConfig) -> ModelConfig:
-    return with_layers(with_granite_ends(fields, config), **granite(fields, config))
+    return with_layers(with_granite_ends(fields, config), **granite(fields))
 
 
 _AFTER = {"norm_before": False, "norm_after": True}
