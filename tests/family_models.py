@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -44,9 +44,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": WINDOW, "head_dim": 12}),
     "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
     "qwen2: yarn": ("Qwen2", {"rope_parameters": YARN, "tie_word_embeddings": True}),
-    "qwen3": ("Qwen3", {"head_dim": 16, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+    "qwen3": (
+        "Qwen3",
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
     "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
-    "smollm3: windows": ("SmolLM3", {"use_sliding_window": True, "sliding_window": WINDOW, "no_rope_layer_interval": 2}),
+    "smollm3: windows": (
+        "SmolLM3",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "no_rope_layer_interval": 2},
+    ),
     "granite": (
         "Granite",
         {
@@ -133,7 +139,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
     "gpt_oss": (
         "GptOss",
-        {"head_dim": 8, "sliding_window": WINDOW, "num_local_experts": 5, "num_experts_per_tok": 2, "swiglu_limit": 0.5},
+        {
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 0.5,
+        },
     ),
     "granitemoe": (
         "GraniteMoe",
@@ -150,10 +162,10 @@ EAGER = {"gemma2", "gpt_oss"}  # what their scores need, torch's own attention d
 
 
 def family_name(case: str) -> str:
-    return case.split(":")[0]
+    return case.partition(":")[0]
 
 
-@lru_cache(maxsize=None)
+@cache
 def model_of(case: str) -> Any:
     """In float64, with all parameters made to count: norms start at 1 and biases at 0."""
     name, changes = CASES[case]

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from selfspec.model.config import ModelConfig
-    from selfspec.types import Array, LayerPlan, Rows, SubLayer
+    from selfspec.types import Array, Integers, LayerPlan, Rows, SubLayer
 
 
 class Cache(ABC):
@@ -49,13 +49,16 @@ class Runtime(ABC):
 
     @property
     def pass_bytes(self) -> int:
-        """Bytes of weights that a full pass reads: all layers and the head."""
+        """Bytes of weights that a full pass of one row reads: all layers and the head."""
         config = self.config
-        return (config.num_layers * config.layer_parameters + config.head_parameters) * self.value_bytes
+        return (config.num_layers * config.active_layer_parameters + config.head_parameters) * self.value_bytes
 
     @abstractmethod
-    def embed(self, tokens: Sequence[int]) -> Array:
-        """Hidden states [R, d] that enter layer 0."""
+    def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:
+        """Hidden states [R, d] that enter layer 0.
+
+        ``positions`` [R] are needed where positions are learned vectors (``config.has_positions``).
+        """
 
     @abstractmethod
     def run(

@@ -15,7 +15,7 @@ Floats: TypeAlias = NDArray[np.float32]
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Floats:
-    """Rotary inverse frequencies [dims / 2] in float32 of the dimensions that are turned, scaled by ``rope.kind``."""
+    """Rotary inverse frequencies [dims / 2] in float32, scaled as ``rope.kind`` says; dims of a head are turned."""
     dims = rope.dims(head_dim)
     exponents = np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)
     powers = np.float32(rope.theta) ** exponents

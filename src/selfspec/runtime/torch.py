@@ -19,11 +19,11 @@ from selfspec.errors import CorruptModelError, OptionError, UnsupportedModelErro
 from selfspec.model.config import DTYPE_BYTES
 from selfspec.model.families import config_from_hf, family_of, weight_shapes, weights_by_role, with_layout_of
 from selfspec.runtime.base import Cache, Runtime
-from selfspec.runtime.torch_block import Block, norm_of
-from selfspec.runtime.torch_placement import Placement, Turn
 from selfspec.runtime.products import linear
 from selfspec.runtime.rotary import inverse_frequencies
+from selfspec.runtime.torch_block import Block, norm_of
 from selfspec.runtime.torch_cache import FEWER, TorchCache, memory_for, writable
+from selfspec.runtime.torch_placement import Placement, Turn
 from selfspec.types import Array, LayerPlan, Rows, SubLayer
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class TorchRuntime(Runtime):
                 raise UnsupportedModelError(f"{type(model).__name__} has no {name} of shape {shape} in memory")
         return cls(replace(config, eos_token_ids=ends), weights)
 
-    def embed(self, tokens: Sequence[int], positions: Sequence[int] | Integers | None = None) -> Array:
+    def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:
         """Hidden states [R, d] that enter layer 0."""
         device = self._embedding.device
         with _as_stored(device):
@@ -141,8 +141,8 @@ class TorchRuntime(Runtime):
                 hidden = hidden * self._scale
             if self._positions is not None:
                 assert positions is not None, "the positions of this model are learned vectors"
-                places = torch.as_tensor(np.asarray(positions, dtype=np.int64), device=device)
-                hidden = hidden + F.embedding(places + self.config.position_offset, self._positions)
+                places = torch.from_numpy(positions).to(device)
+                hidden = hidden + F.embedding(places + (self.config.position_offset or 0), self._positions)
             return hidden
 
     def new_cache(self, slots: int, length: int) -> TorchCache:

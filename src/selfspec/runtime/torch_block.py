@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 
+from selfspec.runtime.products import linear
 from selfspec.runtime.torch_mixture import Mixture
 from selfspec.runtime.torch_placement import Scores
-from selfspec.runtime.products import linear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,9 +68,7 @@ class Block:
     ``tensors`` are those of the layer by role (`selfspec.model.families`), matrices as [out, in].
     """
 
-    def __init__(
-        self, config: ModelConfig, index: int, tensors: Mapping[str, Tensor], turn: Turn | None
-    ) -> None:
+    def __init__(self, config: ModelConfig, index: int, tensors: Mapping[str, Tensor], turn: Turn | None) -> None:
         facts = config.layer(index)
         self._config = config
         self.is_parallel = facts.parallel != "no"
@@ -135,8 +133,9 @@ class Block:
         config, rows = self._config, len(x)
         width, kv_heads = config.head_dim, config.num_kv_heads
         if "qkv" in self._tensors:
-            heads = (config.num_heads, kv_heads, kv_heads)
-            return self._linear(x, "qkv").view(rows, -1, width).split(heads, dim=1)  # type: ignore[return-value]
+            counts = [config.num_heads, kv_heads, kv_heads]
+            q, k, v = torch.split(self._linear(x, "qkv").view(rows, -1, width), counts, dim=1)
+            return q, k, v
         if "qkv_groups" in self._tensors:
             return self._grouped(self._linear(x, "qkv_groups"))
         q, k, v = (self._linear(x, role) for role in "qkv")

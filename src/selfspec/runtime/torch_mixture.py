@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class Mixture:
     """The experts of one layer, its router, and the expert that every row has, if there is one.
 
-    ``tensors`` by role: ``router``; of all experts together ``experts_gate_up`` [experts, out, in] (``experts_gate_up_pairs``
-    where gate and up alternate) and ``experts_down``, or ``expert{e}_gate``, ``_up`` and ``_down`` of each.
+    ``tensors`` by role: ``router``; of all experts together ``experts_gate_up`` [experts, out, in]
+    (``experts_gate_up_pairs`` where gate and up alternate) and ``experts_down``, or ``expert{e}_gate``, ``_up``
+    and ``_down`` of each.
     """
 
     def __init__(self, facts: Layer, tensors: Mapping[str, Tensor], activation: Callable[[Tensor], Tensor]) -> None:
@@ -44,7 +45,9 @@ class Mixture:
         if per_token is None:
             return self._facts.per_token
         if not 1 <= per_token <= self._facts.count:
-            raise OptionError(f"experts is {per_token}; this model has {self._facts.count}, so it must be 1 to that")
+            raise OptionError(
+                f"experts is {per_token}; this model has {self._facts.count}, so it must be 1 to that"
+            )
         return per_token
 
     def _routed(self, x: Tensor, per_token: int) -> tuple[Tensor, Tensor]:

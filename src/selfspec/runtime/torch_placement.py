@@ -65,7 +65,9 @@ class Placement:
     def _angles(self, turn: Turn) -> tuple[Tensor, Tensor]:
         """Cosines and sines [R, 1, dims] of the rows' angles."""
         angles = self._positions.float()[:, None] * turn.frequencies
-        angles = angles.repeat_interleave(2, dim=-1) if turn.rope.interleaved else torch.cat((angles, angles), dim=-1)
+        angles = (
+            angles.repeat_interleave(2, dim=-1) if turn.rope.interleaved else torch.cat((angles, angles), dim=-1)
+        )
         cos, sin = angles[:, None, :].cos(), angles[:, None, :].sin()
         if turn.rope.attention_factor != 1.0:
             cos, sin = cos * turn.rope.attention_factor, sin * turn.rope.attention_factor

@@ -1,7 +1,7 @@
-"""Per-architecture facts, as data: which checkpoints are understood, what their layers compute, and what their
-weights are called.
+"""Per-architecture facts, as data.
 
-Canonical weight names are those of the Hugging Face implementation.
+Which checkpoints are understood, what their layers compute, and what their weights are called. Canonical weight
+names are those of the Hugging Face implementation.
 """
 
 from __future__ import annotations
@@ -121,8 +121,9 @@ _ROTARY = {"q": "num_heads", "q_bias": "num_heads", "k": "num_kv_heads", "k_bias
 
 
 class GgufWeight(NamedTuple):
-    """A weight of a GGUF file: its name there and here, its shape (rows first), and the number of heads whose
-    rows are kept in interleaved rotary order, else 0.
+    """A weight of a GGUF file: its name there and here, and its shape, rows first.
+
+    ``rotary_heads`` is the number of heads whose rows are kept in interleaved rotary order, else 0.
     """
 
     gguf: str

@@ -202,8 +202,11 @@ def _size(weight: Weight, config: ModelConfig, layer: Layer) -> int:
 
 def with_layers(config: ModelConfig, **facts: Any) -> ModelConfig:
     """The model with these facts in every layer; a list has one value for each layer."""
+
     def of(index: int) -> Layer:
-        return Layer(**{"rope": config.rope} | {k: v[index] if isinstance(v, list) else v for k, v in facts.items()})
+        return Layer(
+            **{"rope": config.rope} | {k: v[index] if isinstance(v, list) else v for k, v in facts.items()}
+        )
 
     made = [of(index) for index in range(config.num_layers)]
     alike = all(layer == made[0] for layer in made)

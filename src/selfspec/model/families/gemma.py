@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from selfspec.model.families.base import Family, Layout, ends, norm, with_layers
 from selfspec.model.families.llama import attention, gated_mlp, qk_norms, window_of, windows
 from selfspec.model.families.ropes import layer_types, rope_by_type
-
-import numpy as np
 
 if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
@@ -28,7 +28,7 @@ def cap(fields: Fields, key: str) -> float | None:
     return fields.number(key) if key in fields else None
 
 
-def _common(fields: Fields, config: ModelConfig, types: list[str]) -> dict[str, Any]:
+def _common(fields: Fields, types: list[str]) -> dict[str, Any]:
     return {
         "norm": "rms_plus_one",
         "norm_after": True,
@@ -51,7 +51,7 @@ def _gemma2(fields: Fields, config: ModelConfig) -> ModelConfig:
     types = layer_types(
         fields, config.num_layers, lambda i: "sliding_attention" if (i + 1) % 2 else "full_attention"
     )
-    return with_layers(_with_ends(fields, config), **_common(fields, config, types))
+    return with_layers(_with_ends(fields, config), **_common(fields, types))
 
 
 def _gemma3(fields: Fields, config: ModelConfig) -> ModelConfig:
@@ -63,7 +63,7 @@ def _gemma3(fields: Fields, config: ModelConfig) -> ModelConfig:
         "full_attention": rope_by_type(fields, "full_attention", fields.number("rope_theta")),
         "sliding_attention": rope_by_type(fields, "sliding_attention", fields.number("rope_local_base_freq")),
     }
-    facts = _common(fields, config, types)
+    facts = _common(fields, types)
     return with_layers(_with_ends(fields, config), qk_norm="head", rope=[ropes[kind] for kind in types], **facts)
 
 
@@ -93,9 +93,7 @@ GEMMA2 = Family(
 GEMMA3 = Family(
     name="gemma3_text",
     architectures=("Gemma3ForCausalLM",),
-    layouts=(
-        Layout(ends(), (*_NORMS, *attention("attention_bias", "attention_bias"), *qk_norms(), *gated_mlp())),
-    ),
+    layouts=(Layout(ends(), (*_NORMS, *attention("attention_bias", "attention_bias"), *qk_norms(), *gated_mlp())),),
     facts=_gemma3,
     defaults=_DEFAULTS
     | {"max_position_embeddings": 131_072, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0},

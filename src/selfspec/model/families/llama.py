@@ -1,4 +1,4 @@
-"""Llama, and the families that differ from it in a few facts: Mistral, Qwen, SmolLM3, Granite, OLMo, EXAONE, Phi-3."""
+"""Llama and its near relatives: Mistral, Qwen 2 and 3, SmolLM3, Granite, OLMo 2 and 3, EXAONE 4, Phi-3."""
 
 from __future__ import annotations
 
@@ -39,11 +39,15 @@ def gated_mlp(bias: str | None = None, only_if: str = "") -> tuple[Weight, ...]:
     )
 
 
-def norms_before(*, bias: bool = False) -> tuple[Weight, ...]:
-    """A norm before each part."""
+def normed_before(
+    attention: tuple[Weight, ...], mlp: tuple[Weight, ...], *, bias: bool = False
+) -> tuple[Weight, ...]:
+    """Attention and MLP with a norm before each."""
     return (
         *norm("attention_norm", "input_layernorm", bias=bias),
+        *attention,
         *norm("mlp_norm", "post_attention_layernorm", only_if="own_mlp_norm", bias=bias),
+        *mlp,
     )
 
 
@@ -137,7 +141,7 @@ def _granite(fields: Fields, config: ModelConfig) -> ModelConfig:
 _AFTER = {"norm_before": False, "norm_after": True}
 
 
-def _olmo2(fields: Fields, config: ModelConfig) -> ModelConfig:
+def _olmo2(_fields: Fields, config: ModelConfig) -> ModelConfig:
     return with_layers(config, norm="rms_wide", qk_norm="width", **_AFTER)
 
 
@@ -177,9 +181,7 @@ def _family(name: str, architecture: str, *per_layer: Weight, **more: Any) -> Fa
 LLAMA = _family(
     "llama",
     "LlamaForCausalLM",
-    *norms_before(),
-    *attention("attention_bias", "attention_bias"),
-    *gated_mlp("mlp_bias"),
+    *normed_before(attention("attention_bias", "attention_bias"), gated_mlp("mlp_bias")),
     gguf="llama",
     defaults={"rms_norm_eps": 1e-6},
     refused={**SILU, "sliding_window": (), "partial_rotary_factor": (1, 1.0), "rope_interleaved": (False,)},
@@ -188,9 +190,7 @@ LLAMA = _family(
 MISTRAL = _family(
     "mistral",
     "MistralForCausalLM",
-    *norms_before(),
-    *attention(),
-    *gated_mlp(),
+    *normed_before(attention(), gated_mlp()),
     facts=one_window,
     defaults={
         "num_key_value_heads": 8,
@@ -213,9 +213,7 @@ _QWEN = {
 QWEN2 = _family(
     "qwen2",
     "Qwen2ForCausalLM",
-    *norms_before(),
-    *attention(""),
-    *gated_mlp(),
+    *normed_before(attention(""), gated_mlp()),
     facts=lambda fields, config: with_layers(config, **last_layers_slide(fields, config)),
     defaults=_QWEN,
     refused=SILU | {"mlp_bias": (False,)},
@@ -224,10 +222,7 @@ QWEN2 = _family(
 QWEN3 = _family(
     "qwen3",
     "Qwen3ForCausalLM",
-    *norms_before(),
-    *attention("attention_bias", "attention_bias"),
-    *qk_norms(),
-    *gated_mlp(),
+    *normed_before((*attention("attention_bias", "attention_bias"), *qk_norms()), gated_mlp()),
     facts=_qwen3,
     defaults={**_QWEN, "head_dim": 128},
     refused=SILU | {"mlp_bias": (False,)},
@@ -236,9 +231,7 @@ QWEN3 = _family(
 SMOLLM3 = _family(
     "smollm3",
     "SmolLM3ForCausalLM",
-    *norms_before(),
-    *attention("attention_bias", "attention_bias"),
-    *gated_mlp("mlp_bias"),
+    *normed_before(attention("attention_bias", "attention_bias"), gated_mlp("mlp_bias")),
     facts=_smollm3,
     defaults={
         "num_key_value_heads": 4,
@@ -263,9 +256,7 @@ GRANITE_DEFAULTS: dict[str, Any] = {
 GRANITE = _family(
     "granite",
     "GraniteForCausalLM",
-    *norms_before(),
-    *attention("attention_bias", "attention_bias"),
-    *gated_mlp("mlp_bias"),
+    *normed_before(attention("attention_bias", "attention_bias"), gated_mlp("mlp_bias")),
     facts=_granite,
     defaults=GRANITE_DEFAULTS,
     refused=SILU,
@@ -312,11 +303,16 @@ EXAONE4 = _family(
 PHI3 = _family(
     "phi3",
     "Phi3ForCausalLM",
-    *norms_before(),
-    *linear("qkv", "self_attn.qkv_proj", ("qkv", "d")),
-    *linear("o", "self_attn.o_proj", ("d", "q")),
-    *linear("gate_up", "mlp.gate_up_proj", ("2ff", "d")),
-    *linear("down", "mlp.down_proj", ("d", "ff")),
+    *normed_before(
+        (
+            *linear("qkv", "self_attn.qkv_proj", ("qkv", "d")),
+            *linear("o", "self_attn.o_proj", ("d", "q")),
+        ),
+        (
+            *linear("gate_up", "mlp.gate_up_proj", ("2ff", "d")),
+            *linear("down", "mlp.down_proj", ("d", "ff")),
+        ),
+    ),
     facts=one_window,
     defaults={
         "max_position_embeddings": 4096,

@@ -14,7 +14,7 @@ from selfspec.model.families.llama import (
     attention,
     gated_mlp,
     granite,
-    norms_before,
+    normed_before,
     qk_norms,
     used_window,
     window_of,
@@ -62,11 +62,16 @@ def _router(name: str) -> tuple[Weight, ...]:
     return linear("router", name, ("E", "d"), only_if="experts")
 
 
-def _qwen_layouts(*rest: Weight) -> tuple[Layout, ...]:
+def _layouts(attention: tuple[Weight, ...], *mixtures: tuple[Weight, ...]) -> tuple[Layout, ...]:
+    """The same attention with each of the ways in which the mixture is kept."""
+    return tuple(Layout(ends(), normed_before(attention, mixture)) for mixture in mixtures)
+
+
+def _qwen_layouts(*attention: Weight, shared: tuple[Weight, ...] = ()) -> tuple[Layout, ...]:
     """Layers whose MLP is dense or a mixture; the experts apart, or together."""
-    common = (*norms_before(), *rest, *gated_mlp(only_if="dense"), *_router("mlp.gate"))
+    common = (*gated_mlp(only_if="dense"), *_router("mlp.gate"), *shared)
     apart = _each("mlp.experts", "gate_proj", "up_proj", "down_proj")
-    return tuple(Layout(ends(), (*common, *experts)) for experts in (apart, _MODULES))
+    return _layouts(attention, (*common, *apart), (*common, *_MODULES))
 
 
 # -- facts ------------------------------------------------------------------------------------------------
@@ -77,7 +82,7 @@ def _experts(fields: Fields, width: str, **more: Any) -> Experts:
     chosen = fields.integer("num_experts_per_tok")
     if chosen > count:
         raise CorruptModelError(
-            f"num_experts_per_tok is {chosen} in {fields.source}; it must be at most the number of experts ({count})"
+            f"num_experts_per_tok is {chosen} in {fields.source}; it must be at most the number of experts, {count}"
         )
     return Experts(count, chosen, fields.integer(width), **more)
 
@@ -113,9 +118,7 @@ def _qwen2_moe(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 def _qwen3_moe(fields: Fields, config: ModelConfig) -> ModelConfig:
     experts = _experts(fields, "moe_intermediate_size", weighting=_renormed(fields))
-    return with_layers(
-        config, qk_norm="head", window=used_window(fields), experts=_sparse(fields, config, experts)
-    )
+    return with_layers(config, qk_norm="head", window=used_window(fields), experts=_sparse(fields, config, experts))
 
 
 def _olmoe(fields: Fields, config: ModelConfig) -> ModelConfig:
@@ -148,12 +151,10 @@ def _granite_moe(fields: Fields, config: ModelConfig) -> ModelConfig:
 MIXTRAL = Family(
     name="mixtral",
     architectures=("MixtralForCausalLM",),
-    layouts=tuple(
-        Layout(ends(), (*norms_before(), *attention(), *mixture))
-        for mixture in (
-            (*_router("block_sparse_moe.gate"), *_each("block_sparse_moe.experts", "w1", "w3", "w2")),
-            (*_router("mlp.gate"), *_MODULES),
-        )
+    layouts=_layouts(
+        attention(),
+        (*_router("block_sparse_moe.gate"), *_each("block_sparse_moe.experts", "w1", "w3", "w2")),
+        (*_router("mlp.gate"), *_MODULES),
     ),
     facts=_mixtral,
     defaults={
@@ -178,7 +179,7 @@ _QWEN: dict[str, Any] = {
 QWEN2_MOE = Family(
     name="qwen2_moe",
     architectures=("Qwen2MoeForCausalLM",),
-    layouts=_qwen_layouts(*attention("attention_bias"), *_SHARED),
+    layouts=_qwen_layouts(*attention("attention_bias"), shared=_SHARED),
     facts=_qwen2_moe,
     keys={"attention_bias": "qkv_bias"},
     defaults={
@@ -226,19 +227,14 @@ OLMOE = Family(
 GPT_OSS = Family(
     name="gpt_oss",
     architectures=("GptOssForCausalLM",),
-    layouts=(
-        Layout(
-            ends(),
-            (
-                *norms_before(),
-                *attention("attention_bias", "attention_bias"),
-                Weight("sinks", "self_attn.sinks", ("n",)),
-                *linear("router", "mlp.router", ("E", "d"), ""),
-                Weight("experts_gate_up_pairs", "mlp.experts.gate_up_proj", ("E", "d", "2xf"), transposed=True),
-                Weight("experts_gate_up_pairs_bias", "mlp.experts.gate_up_proj_bias", ("E", "2xf")),
-                Weight("experts_down", "mlp.experts.down_proj", ("E", "xf", "d"), transposed=True),
-                Weight("experts_down_bias", "mlp.experts.down_proj_bias", ("E", "d")),
-            ),
+    layouts=_layouts(
+        (*attention("attention_bias", "attention_bias"), Weight("sinks", "self_attn.sinks", ("n",))),
+        (
+            *linear("router", "mlp.router", ("E", "d"), ""),
+            Weight("experts_gate_up_pairs", "mlp.experts.gate_up_proj", ("E", "d", "2xf"), transposed=True),
+            Weight("experts_gate_up_pairs_bias", "mlp.experts.gate_up_proj_bias", ("E", "2xf")),
+            Weight("experts_down", "mlp.experts.down_proj", ("E", "xf", "d"), transposed=True),
+            Weight("experts_down_bias", "mlp.experts.down_proj_bias", ("E", "d")),
         ),
     ),
     facts=_gpt_oss,
@@ -268,18 +264,16 @@ GPT_OSS = Family(
 GRANITE_MOE = Family(
     name="granitemoe",
     architectures=("GraniteMoeForCausalLM",),
-    layouts=tuple(
-        Layout(ends(), (*norms_before(), *attention("attention_bias", "attention_bias"), *mixture))
-        for mixture in (
-            (
-                *_router("block_sparse_moe.router.layer"),
-                *_joint("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
-            ),
-            (
-                *_router("block_sparse_moe.router"),
-                *_joint("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
-            ),
-        )
+    layouts=_layouts(
+        attention("attention_bias", "attention_bias"),
+        (
+            *_router("block_sparse_moe.router.layer"),
+            *_joint("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+        ),
+        (
+            *_router("block_sparse_moe.router"),
+            *_joint("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
+        ),
     ),
     facts=_granite_moe,
     defaults={**GRANITE_DEFAULTS, "num_local_experts": 8, "num_experts_per_tok": 2},

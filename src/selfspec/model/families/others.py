@@ -1,4 +1,4 @@
-"""StableLM, Starcoder2, Cohere 2, GLM-4, GPT-2, GPT-NeoX, OPT, Falcon: layer norms, plain MLPs, parallel residuals."""
+"""Families further from Llama: StableLM, Starcoder2, Cohere 2, GLM-4, GPT-2, GPT-NeoX, OPT, Falcon."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from selfspec.errors import UnsupportedModelError
 from selfspec.model.families.base import Family, Layout, Weight, ends, linear, norm, with_layers
-from selfspec.model.families.llama import NO_BIAS, SILU, attention, gated_mlp, norms_before, window_of, windows
+from selfspec.model.families.llama import SILU, attention, gated_mlp, normed_before, window_of, windows
 from selfspec.model.families.ropes import layer_types
 from selfspec.model.reading import one_line
 
@@ -45,9 +45,7 @@ def _stablelm(fields: Fields, config: ModelConfig) -> ModelConfig:
 STABLELM = Family(
     name="stablelm",
     architectures=("StableLmForCausalLM",),
-    layouts=(
-        Layout(ends(bias=True), (*norms_before(bias=True), *attention("attention_bias"), *gated_mlp())),
-    ),
+    layouts=(Layout(ends(bias=True), normed_before(attention("attention_bias"), gated_mlp(), bias=True)),),
     facts=_stablelm,
     keys={"rms_norm_eps": "layer_norm_eps", "attention_bias": "use_qkv_bias"},
     defaults={
@@ -63,9 +61,7 @@ STABLELM = Family(
 
 
 def _starcoder2(fields: Fields, config: ModelConfig) -> ModelConfig:
-    return with_layers(
-        config, norm="layer", activation=activation(fields, "hidden_act"), window=window_of(fields)
-    )
+    return with_layers(config, norm="layer", activation=activation(fields, "hidden_act"), window=window_of(fields))
 
 
 STARCODER2 = Family(
@@ -74,11 +70,13 @@ STARCODER2 = Family(
     layouts=(
         Layout(
             ends(bias=True),
-            (
-                *norms_before(bias=True),
-                *attention("attention_bias", "attention_bias"),
-                *linear("up", "mlp.c_fc", ("ff", "d"), "mlp_bias"),
-                *linear("down", "mlp.c_proj", ("d", "ff"), "mlp_bias"),
+            normed_before(
+                attention("attention_bias", "attention_bias"),
+                (
+                    *linear("up", "mlp.c_fc", ("ff", "d"), "mlp_bias"),
+                    *linear("down", "mlp.c_proj", ("d", "ff"), "mlp_bias"),
+                ),
+                bias=True,
             ),
         ),
     ),
@@ -248,12 +246,16 @@ def _gpt_neox(fields: Fields, config: ModelConfig) -> ModelConfig:
 def _gpt_neox_layout(head: str) -> Layout:
     return Layout(
         ends("gpt_neox.", embedding="embed_in", last="final_layer_norm", bias=True, head=head),
-        (
-            *norms_before(bias=True),
-            *linear("qkv_groups", "attention.query_key_value", ("qkv", "d"), "attention_bias"),
-            *linear("o", "attention.dense", ("d", "q"), "attention_bias"),
-            *linear("up", "mlp.dense_h_to_4h", ("ff", "d"), ""),
-            *linear("down", "mlp.dense_4h_to_h", ("d", "ff"), ""),
+        normed_before(
+            (
+                *linear("qkv_groups", "attention.query_key_value", ("qkv", "d"), "attention_bias"),
+                *linear("o", "attention.dense", ("d", "q"), "attention_bias"),
+            ),
+            (
+                *linear("up", "mlp.dense_h_to_4h", ("ff", "d"), ""),
+                *linear("down", "mlp.dense_4h_to_h", ("d", "ff"), ""),
+            ),
+            bias=True,
         ),
         "gpt_neox.layers.",
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from selfspec.errors import UnsupportedModelError
 from selfspec.model.config import Rope
 from selfspec.model.reading import Fields, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     from selfspec.model.families.base import Family
 
@@ -166,7 +166,7 @@ def context_of(rope: Rope, context: int) -> int:
     return min(context, rope.original_context) if rope.kind == "longrope" else context
 
 
-def layer_types(fields: Fields, count: int, rule: Mapping[int, str] | Any) -> list[str]:
+def layer_types(fields: Fields, count: int, rule: Callable[[int], str]) -> list[str]:
     """The type of each layer: ``layer_types`` of config.json, else by ``rule(index)``."""
     given = fields.raw("layer_types")
     if given is None:
