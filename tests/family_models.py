@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 import transformers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WINDOW = 8
 SIZES: dict[str, Any] = {
@@ -142,6 +147,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "head_dim": 8,
             "sliding_window": WINDOW,
+            "rope_parameters": YARN | {"truncate": False},
             "num_local_experts": 5,
             "num_experts_per_tok": 2,
             "swiglu_limit": 0.5,
@@ -169,14 +175,36 @@ def family_name(case: str) -> str:
 def model_of(case: str) -> Any:
     """In float64, with all parameters made to count: norms start at 1 and biases at 0."""
     name, changes = CASES[case]
-    sizes = {key: value for key, value in SIZES.items() if key not in changes.get("without", ())}
-    config = getattr(transformers, f"{name}Config")(**sizes | {k: v for k, v in changes.items() if k != "without"})
+    config = getattr(transformers, f"{name}Config")(**SIZES | changes)
     torch.manual_seed(len(case))
     attention = "eager" if family_name(case) in EAGER else "sdpa"
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).double().eval()
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")  # their grouped products have no float64
+    model.set_experts_implementation("eager")  # their grouped products have no float64
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * (0.1 if parameter.ndim > 1 else 0.2))
     return model
+
+
+@contextmanager
+def wide_softmax() -> Iterator[None]:
+    """Their eager attention rounds the soft-max to float32; here it stays in float64, as in torch's own."""
+    narrow = F.softmax
+
+    def wide(x: Any, dim: Any = None, dtype: Any = None, **_: Any) -> Any:
+        return narrow(x, dim=dim, dtype=torch.float64 if x.ndim == 4 else dtype)
+
+    F.softmax = wide
+    try:
+        yield
+    finally:
+        F.softmax = narrow
+
+
+def attention_and_mlp(model: Any, layer: int) -> tuple[Any, Any]:
+    """The two modules of a layer of a transformers model, whatever they are called."""
+    layers = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 4)
+    parts = dict(layers[layer].named_children())
+    attention = next(parts[name] for name in ("self_attn", "self_attention", "attention", "attn") if name in parts)
+    mlp = next(parts[name] for name in ("mlp", "block_sparse_moe", "fc2") if name in parts)
+    return attention, mlp
