@@ -231,7 +231,7 @@ def lacking(config: ModelConfig) -> str:
         "norms of queries and keys": layer.qk_norm != "none",
         f"norms of the kind {layer.norm}": layer.norm != plain.norm,
         f"the activation {layer.activation}": layer.activation != plain.activation,
-        "scaled scores": any(f.scale is not None for f in facts),
+        "scaled scores": any(f.scale not in (None, config.head_dim**-0.5) for f in facts),
         "soft caps": layer.soft_cap is not None or config.logit_cap is not None,
         "sinks": layer.sinks,
         "scaled embeddings, residuals or logits": {config.embedding_scale, config.logit_scale, layer.residual_scale}
