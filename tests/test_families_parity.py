@@ -23,6 +23,7 @@ from selfspec.sampling import Chance
 from selfspec.types import Draft, LayerPlan, Rows
 
 LENGTH, NEW = 24, 20
+RING = 14  # the most rows of a text in one pass here, so that a window's cache is a ring of 22 cells
 PROMPTS = [np.random.default_rng(0).integers(3, 101, LENGTH).tolist(), [5, 17, 3], [9] * 11]
 FULL = LayerPlan.full(4)
 EVERY = pytest.mark.parametrize("case", CASES)
@@ -30,7 +31,9 @@ EVERY = pytest.mark.parametrize("case", CASES)
 
 @cache
 def runtime_of(case):
-    return TorchRuntime.of(model_of(case))
+    runtime = TorchRuntime.of(model_of(case))
+    runtime.most_rows = RING
+    return runtime
 
 
 def theirs(case, tokens):

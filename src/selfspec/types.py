@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_GAMMA",
+    "MAX_SIBLINGS",
+    "MOST_ROWS",
     "Array",
     "Dense",
     "Distribution",
@@ -43,6 +45,8 @@ __all__ = [
 Part: TypeAlias = Literal["attention", "mlp"]
 FinishReason: TypeAlias = Literal["stop", "length"]
 MAX_GAMMA = 64  # most tokens of a draft
+MAX_SIBLINGS = 16  # most leaves beside a token of a comb
+MOST_ROWS = 1 + MAX_GAMMA * (1 + MAX_SIBLINGS)  # of a text in one verification
 
 
 def namespace(array: Array) -> Any:

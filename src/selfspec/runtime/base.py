@@ -23,6 +23,13 @@ class Cache(ABC):
     def nbytes(self) -> int:
         """Bytes held."""
 
+    def rewinds(self, written: int, to: int) -> bool:  # noqa: ARG002
+        """Whether the first ``to`` cells of a text of ``written`` cells still serve a text that goes on from there.
+
+        A draft that is rejected never needs to ask. Caches that keep every cell always can.
+        """
+        return True
+
     @abstractmethod
     def longer(self, length: int) -> Cache:
         """A cache of ``length`` cells, more than now, that holds what this one holds."""

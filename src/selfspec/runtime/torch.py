@@ -22,9 +22,9 @@ from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.products import linear
 from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.runtime.torch_block import Block, norm_of
-from selfspec.runtime.torch_cache import FEWER, TorchCache, memory_for, writable
-from selfspec.runtime.torch_placement import Placement, Turn
-from selfspec.types import Array, LayerPlan, Rows, SubLayer
+from selfspec.runtime.torch_cache import FEWER, Rings, TorchCache, memory_for
+from selfspec.runtime.torch_placement import Placement, Turn, split
+from selfspec.types import MOST_ROWS, Array, LayerPlan, Rows, SubLayer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +48,7 @@ class TorchRuntime(Runtime):
     """
 
     name = "torch"
+    most_rows = MOST_ROWS  # of a slot in one pass, where a layer has a window; longer passes are cut
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
         self.config = config
@@ -146,12 +147,12 @@ class TorchRuntime(Runtime):
             return hidden
 
     def new_cache(self, slots: int, length: int) -> TorchCache:
-        """An empty cache in the precision of the weights."""
+        """An empty cache in the precision of the weights; layers with a window have the cells that they need."""
         shape = (slots, length, self.config.num_kv_heads, self.config.head_dim)
-        layers = range(self.config.num_layers)
+        windows = tuple(self.config.layer(index).window for index in range(self.config.num_layers))
         size = slots * length * self.config.kv_values_per_token * self.value_bytes
         with memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; {FEWER}"):
-            return TorchCache(*([writable(self._embedding, shape) for _ in layers] for _ in ("keys", "values")))
+            return TorchCache.new(self._embedding, shape, Rings(windows, self.most_rows))
 
     def keep(self, cache: Cache, rows: Rows) -> None:
         """See `Runtime.keep`: the cells of all ``rows`` are read before any is written."""
@@ -164,7 +165,8 @@ class TorchRuntime(Runtime):
             for part in (rows.slots, rows.cells, rows.positions)
         )
         for stored in (*cache.keys, *cache.values):
-            stored[slots, positions] = stored[slots, cells]
+            size = stored.shape[1]
+            stored[slots, positions % size] = stored[slots, cells % size]
 
     def run(
         self, hidden: Array, plan: LayerPlan, rows: Rows, cache: Cache, taps: Sequence[SubLayer] = ()
@@ -173,6 +175,8 @@ class TorchRuntime(Runtime):
         assert isinstance(cache, TorchCache)
         assert plan.num_layers == self.config.num_layers
         assert hidden.shape[0] == len(rows)
+        if cache.has_rings and (parts := split(rows, self.most_rows)):
+            return self._run_in_parts(hidden, plan, rows, cache, (parts, taps))
         tapped: dict[SubLayer, Array] = {}
         with _as_stored(self._embedding.device), memory_for(f"a pass of {len(rows)} rows; {FEWER}"):
             placement = Placement(rows, cache, hidden.dtype, self._embedding.device)
@@ -190,6 +194,21 @@ class TorchRuntime(Runtime):
                 if step in taps:
                     tapped[step] = hidden
         return hidden, tapped
+
+    def _run_in_parts(
+        self,
+        hidden: Array,
+        plan: LayerPlan,
+        rows: Rows,
+        cache: Cache,
+        how: tuple[list[Integers], Sequence[SubLayer]],
+    ) -> tuple[Array, dict[SubLayer, Array]]:
+        """The same, some rows after the others: a ring has room for no more at once."""
+        parts, taps = how
+        made = [self.run(hidden[part], plan, rows.take(part), cache, taps) for part in parts]
+        back = np.argsort(np.concatenate(parts))
+        tapped = {tap: torch.cat([found[tap] for _, found in made])[back] for tap in made[0][1]}
+        return torch.cat([states for states, _ in made])[back], tapped
 
     def logits(self, hidden: Array) -> Array:
         """Logits [R, V] in float32 or float64: a NumPy array where the weights are on a CPU."""

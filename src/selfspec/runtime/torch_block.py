@@ -101,8 +101,9 @@ class Block:
             heads = placement.turned(torch.cat((q, k), dim=1), self._turn)
             q, k = torch.split(heads, [q.shape[1], k.shape[1]], dim=1)
         keys, values = store
-        keys[placement.slots, placement.cells] = k
-        values[placement.slots, placement.cells] = v
+        places = placement.places(keys.shape[1])
+        keys[placement.slots, places] = k
+        values[placement.slots, places] = v
         out = self._linear(placement.attend(q, keys, values, self._scores).flatten(1), "o")
         return self._added(out, self._after)
 

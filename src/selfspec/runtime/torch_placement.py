@@ -40,20 +40,30 @@ class Placement:
     """
 
     def __init__(self, rows: Rows, cache: TorchCache, dtype: torch.dtype, device: torch.device) -> None:
-        self.visible = int(rows.cells.max()) + 1
-        assert self.visible <= cache.length
+        self._top = int(rows.cells.max()) + 1
+        assert self._top <= cache.length
         self.slots = torch.from_numpy(rows.slots).to(device)
-        self.cells = torch.from_numpy(rows.cells).to(device)
+        self._cells = torch.from_numpy(rows.cells).to(device)
         self._rows = rows
         self._dtype, self._device = dtype, device
         self._positions = torch.from_numpy(rows.positions).to(device)
         self._turns: dict[int, tuple[Tensor, Tensor]] = {}
-        self._masks: dict[int | None, Tensor | None] = {}
+        self._masks: dict[tuple[int | None, int], Tensor | None] = {}
+        self._places: dict[int, Tensor] = {}
         self.distinct: slice | Tensor
         slots, segment = np.unique(rows.slots, return_inverse=True)
         self.single = int(slots[0]) if len(slots) == 1 else None
+        self._segments = segment.reshape(-1)
         if self.single is None:
-            self._pad(slots, segment.reshape(-1))
+            self._pad(slots, self._segments)
+
+    def places(self, size: int) -> Tensor:
+        """Where the rows' cells lie in a layer of ``size`` cells: [R]."""
+        if size >= self._top:
+            return self._cells
+        if size not in self._places:
+            self._places[size] = self._cells % size
+        return self._places[size]
 
     def turned(self, heads: Tensor, turn: Turn) -> Tensor:
         """Queries or keys [R, heads, width], turned to their positions."""
@@ -73,39 +83,53 @@ class Placement:
             cos, sin = cos * turn.rope.attention_factor, sin * turn.rope.attention_factor
         return cos.to(self._dtype), sin.to(self._dtype)
 
-    def _mask(self, window: int | None) -> Tensor | None:
-        if window is not None and window >= self.visible:
-            window = None
-        if window not in self._masks:
-            self._masks[window] = self._make_mask(window)
-        return self._masks[window]
+    def _mask(self, window: int | None, size: int) -> Tensor | None:
+        """Which places of a layer of ``size`` cells each row sees; None where one row sees all."""
+        key = (None if window is None or window >= self._top else window, min(size, self._top))
+        if key not in self._masks:
+            self._masks[key] = self._make_mask(*key)
+        return self._masks[key]
 
-    def _make_mask(self, window: int | None) -> Tensor | None:
+    def _make_mask(self, window: int | None, visible: int) -> Tensor | None:
         if self.single is not None and len(self._rows) == 1 and self._rows.lineage is None and window is None:
             return None  # one row of a chain sees everything
-        sees = self._sees(window)
+        sees = self._sees(window, visible)
         if self.single is not None:
             return sees
-        padded = torch.zeros(*self.shape, self.visible, dtype=torch.bool, device=self._device)
-        padded[..., 0] = True  # padding sees cell 0, and is dropped
+        padded = torch.zeros(*self.shape, visible, dtype=torch.bool, device=self._device)
+        padded[..., 0] = True  # padding sees place 0, and is dropped
         padded[self.segment, self.offset] = sees
         return padded[:, None]  # [slots, 1, widest, visible]
 
-    def _sees(self, window: int | None) -> Tensor:
-        """Which cells of its slot each row sees: [R, visible]."""
-        cells = torch.arange(self.visible, device=self._device)
-        first = None if window is None else self._positions[:, None] - window + 1  # position, and cell below a root
-        if self._rows.lineage is None:
-            sees = cells <= self.cells[:, None]
-            return sees if first is None else sees & (cells >= first)
-        lineage = torch.from_numpy(self._rows.lineage).to(self._device)
-        root = lineage[:, :1]
-        if first is None:
-            return (cells < root).scatter_(1, lineage, True)
-        depths = torch.arange(lineage.shape[1], device=self._device)
+    def _sees(self, window: int | None, visible: int) -> Tensor:
+        """Which places of its slot each row sees: [R, visible]."""
+        held, lineage = self._held(visible), self._lineage()
+        if window is None:
+            return (
+                held <= self._cells[:, None]
+                if lineage is None
+                else (held < lineage[:, :1]).scatter_(1, lineage, True)
+            )
+        # the first position that it sees; in a chain, and below the root of a tree, positions are cells
+        first = (self._positions - window + 1).clamp(min=0)[:, None]
+        if lineage is None:
+            return (held <= self._cells[:, None]) & (held >= first)
+        root, depths = lineage[:, :1], torch.arange(lineage.shape[1], device=self._device)
         # the row's own cell fills up its lineage: the positions there are its own
         stands = torch.minimum(root + depths, self._positions[:, None])
-        return ((cells < root) & (cells >= first)).scatter_(1, lineage, stands >= first)
+        return ((held < root) & (held >= first)).scatter_(1, lineage % visible, stands >= first)
+
+    def _lineage(self) -> Tensor | None:
+        lineage = self._rows.lineage
+        return None if lineage is None else torch.from_numpy(lineage).to(self._device)
+
+    def _held(self, visible: int) -> Tensor:
+        """The cell in each place: [visible]; in a ring that has come round [R, visible], negative for none."""
+        places = torch.arange(visible, device=self._device)
+        if visible == self._top:
+            return places
+        highest = torch.from_numpy(_highest(self._rows, self._segments)).to(self._device)[:, None]
+        return highest - (highest - places) % visible
 
     def _pad(self, slots: np.ndarray[Any, Any], segment: np.ndarray[Any, Any]) -> None:
         """Give every slot the same number of rows: row r becomes [segment, offset] of [slots, widest]."""
@@ -123,14 +147,36 @@ class Placement:
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, scores: Scores) -> Tensor:
         """Attention of q [R, heads, width] over the cells that each row sees: [R, heads, width]."""
-        mask = self._mask(scores.window)
+        size = keys.shape[1]
+        mask, visible = self._mask(scores.window, size), min(size, self._top)
         if self.single is not None:
-            k, v = keys[self.single, : self.visible], values[self.single, : self.visible]
+            k, v = keys[self.single, :visible], values[self.single, :visible]
             return _attention(q[None], k[None], v[None], mask, scores)[0]
-        k, v = keys[self.distinct, : self.visible], values[self.distinct, : self.visible]
+        k, v = keys[self.distinct, :visible], values[self.distinct, :visible]
         padded = q.new_zeros(*self.shape, *q.shape[1:])
         padded[self.segment, self.offset] = q
         return _attention(padded, k, v, mask, scores)[self.segment, self.offset]
+
+
+def _highest(rows: Rows, segment: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The highest cell that any row of its slot has in this pass: [R]."""
+    highest = np.zeros(segment.max() + 1, dtype=np.int64)
+    np.maximum.at(highest, segment, rows.cells)
+    found: np.ndarray[Any, Any] = highest[segment]
+    return found
+
+
+def split(rows: Rows, most: int) -> list[np.ndarray[Any, Any]]:
+    """Sets of rows [r] to run one after the other, none with more than ``most`` of a slot; none if all fit."""
+    if len(rows) <= most:
+        return []
+    order = np.lexsort((rows.cells, rows.slots))
+    _, starts, counts = np.unique(rows.slots[order], return_index=True, return_counts=True)
+    if counts.max() <= most:
+        return []
+    assert rows.lineage is None, "no tree has as many rows"
+    rank = np.arange(len(rows)) - np.repeat(starts, counts)
+    return [order[rank // most == part] for part in range(int(rank.max()) // most + 1)]
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
