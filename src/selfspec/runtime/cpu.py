@@ -224,7 +224,7 @@ def lacking(config: ModelConfig) -> str:
         "mixtures of experts": any(f.experts for f in facts),
         "sliding windows": windows,
         "layers without rotary embeddings": None in ropes,
-        "several rotary embeddings": len(ropes) > 1,
+        "several rotary embeddings": len(ropes - {None}) > 1,
         "learned positions": config.has_positions,
         "parallel residuals": not layer.is_sequential,
         "norms after attention and MLP": layer.norm_after,

@@ -239,6 +239,7 @@ SMOLLM3 = _family(
         "rms_norm_eps": 1e-6,
         "rope_theta": 2_000_000.0,
         "use_sliding_window": False,
+        "sliding_window": None,
         "no_rope_layer_interval": 4,
         "tie_word_embeddings": True,
     },
@@ -319,6 +320,7 @@ PHI3 = _family(
         "original_max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
         "partial_rotary_factor": 1.0,
+        "sliding_window": None,
     },
     refused=SILU | NO_BIAS,
 )

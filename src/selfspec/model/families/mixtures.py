@@ -162,6 +162,7 @@ MIXTRAL = Family(
         "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-5,
         "rope_theta": 1_000_000.0,
+        "sliding_window": None,
         "num_experts_per_tok": 2,
         "num_local_experts": 8,
     },

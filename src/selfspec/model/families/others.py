@@ -86,6 +86,7 @@ STARCODER2 = Family(
         "num_key_value_heads": 2,
         "max_position_embeddings": 4096,
         "hidden_act": "gelu_pytorch_tanh",
+        "sliding_window": None,
         "norm_epsilon": 1e-5,
         "use_bias": True,
         "tie_word_embeddings": True,
