@@ -21,8 +21,8 @@ from selfspec.types import Sampling
 PLAIN = ("plain", {})
 DRAFTS = [
     PLAIN,
-    ("ngram", {"min_ngram": 1, "gamma": 5}),
-    ("ngram", {"min_ngram": 1, "gamma": 3, "siblings": 2}),
+    ("ngram", {"adaptive": False, "gamma": 5}),
+    ("ngram", {"adaptive": False, "gamma": 3, "siblings": 2}),
     ("early_exit", {"exit_layer": 3, "gamma": 2}),
     ("early_exit", {"exit_layer": 1, "gamma": 4, "siblings": 2}),
     ("early_exit", {"exit_layer": 4, "gamma": 6, "confidence": 0.05, "adaptive": True}),
@@ -152,7 +152,7 @@ def test_a_drafter_that_raises_ends_its_own_texts():
     texts = [Text(i, i, [0], 40, Sampling(), Chance(i), lambda _: False) for i in range(4)]
     loop = Loop(Context(runtime, runtime.new_cache(4, 40)))
     loop.add(texts[:2], broken)
-    loop.add(texts[2:], made(runtime, ("ngram", {})))
+    loop.add(texts[2:], made(runtime, ("ngram", {"adaptive": False})))
     while loop.texts:
         loop.turn()
     assert [type(text.error) for text in texts] == [OptionError, OptionError, type(None), type(None)]
@@ -179,7 +179,7 @@ def engine(tiny):
 
 REQUESTS = [
     "hello there",
-    {"prompt": "abcabcabcabc", "draft": "ngram", "min_ngram": 1, "gamma": 7, "max_new_tokens": 60},
+    {"prompt": "abcabcabcabc", "draft": "ngram", "adaptive": False, "gamma": 7, "max_new_tokens": 60},
     {"messages": [{"role": "user", "content": "hi"}], "temperature": 1.2, "seed": 5},
     [7, 8, 9],
     {"prompt": [7, 8, 9], "draft": "early_exit", "exit_layer": 3, "gamma": 3, "temperature": 0.7, "seed": 2},

@@ -140,5 +140,5 @@ def test_processors_see_exactly_the_calls_of_plain_decoding():
 
     plain = calls("plain", {})
     assert len(plain) == 29
-    for drafter, options in (("early_exit", {"exit_layer": 2, "gamma": 3}), ("ngram", {"min_ngram": 1})):
+    for drafter, options in (("early_exit", {"exit_layer": 2, "gamma": 3}), ("ngram", {"adaptive": False})):
         assert calls(drafter, options) == plain
