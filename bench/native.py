@@ -74,7 +74,9 @@ class Case:
         self.context = args.context
         self.full = LayerPlan.full(checkpoint.config.num_layers)
         self.cache = self.runtime.new_cache(1, max(args.context + 16, args.prefill))
-        self.tokens = np.random.default_rng(0).integers(0, 2**15, args.context + max(args.prefill, ROWS[-1])).tolist()
+        self.tokens = (
+            np.random.default_rng(0).integers(0, 2**15, args.context + max(args.prefill, ROWS[-1])).tolist()
+        )
         self.prefill(args.context)
         self.core = self.runtime._model  # its clocks are no part of the runtime
 
@@ -178,7 +180,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print; the last line is JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--kinds", nargs="+", choices=(*KINDS, "stored"), default=["fp32", "bf16", "int8", "int4", "stored"])
+    parser.add_argument(
+        "--kinds", nargs="+", choices=(*KINDS, "stored"), default=["fp32", "bf16", "int8", "int4", "stored"]
+    )
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prefill", type=int, default=1000, help="tokens of the prefill measured; 0: none")

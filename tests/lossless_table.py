@@ -103,7 +103,6 @@ CHAINS = {
     "early_exit stop": ("early_exit", {"exit_layer": 3, "confidence": 0.05, "adaptive": True}),
     "ngram": ("ngram", {"adaptive": False}),
     "ngram stop": ("ngram", {"confidence": 0.25, "adaptive": False}),
-    "ngram as it pays": ("ngram", {}),
     **{kind: ("scripted", {"script": kind}) for kind in ("right", "wrong", "mixed")},
 }
 TREES = {

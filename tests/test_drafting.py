@@ -131,6 +131,7 @@ def test_a_draft_is_as_long_as_it_pays(slope, most):
 
 def test_beside_many_texts_rows_are_dearer():
     """Guards batches: a pass over eight texts that fills the machine has no room for drafts."""
+
     def drafted(count):
         drafter = Ngram(NgramOptions(), TINY)
         texts = [text_of([1, 2, 3, 4, 5, 1, 2]) for _ in range(count)]

@@ -104,7 +104,7 @@ def test_it_catches_a_stop_that_looks_at_the_drawn_token(monkeypatch):
         chain.hidden.append(hidden)
         law = distribution(logits, chain.text.sampling.for_drafts, chain.text.prefix(chain.comb.tokens))
         token = chain.text.chance.pick(law)
-        stop = self.stops[chain.text]
+        stop = self._stops[chain.text]
         if stop.is_on and stop.before(law.probability(token)):
             return False
         chain.comb.add(token, [], [law])

@@ -36,7 +36,8 @@ class NgramOptions(CombOptions):
 
     gamma: int = option(7, "Most tokens to draft per round (γ); 0 drafts nothing.")
     adaptive: bool = option(
-        True, "Draft a token only if it is expected to pay: by how often such matches were right, and what a row costs."
+        True,
+        "Draft a token only if it is expected to pay: by how often such matches were right, and what a row costs.",
     )
     max_ngram: int = option(5, "Longest n-gram to look up; longer matches are tried first.")
     min_ngram: int = option(1, "Shortest n-gram to look up.")
