@@ -15,6 +15,7 @@ import argparse
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ class Case:
     def kv_bytes(self) -> int:
         """Read by one row at this context."""
         width = 4 if self.runtime.kv == "float32" else 2
-        return self.runtime.config.kv_values_per_token * self.context * width
+        return int(self.runtime.config.kv_values_per_token) * self.context * width
 
 
 class Vectors:
@@ -126,14 +127,14 @@ def measure(case: Case, vectors: Vectors, pairs: int) -> dict[str, list[float]]:
     """Of each repetition: milliseconds of a pass of T rows and of reading the weights; best bytes per ms."""
     times: dict[str, list[float]] = {"floor": [], **{str(count): [] for count in ROWS}, "bytes_per_ms": []}
     works: dict[str, Callable[[], Any]] = {"sum": vectors.sum, "copy": vectors.copy, "floor": case.floor}
-    works |= {str(count): lambda n=count: case.turn(n) for count in ROWS}
+    works |= {str(count): partial(case.turn, count) for count in ROWS}
     moved = {"sum": vectors.sum(), "copy": vectors.copy(), "floor": case.size}
     for repetition in range(pairs + 1):
         spent = {name: clocked(works[name]) for name in (works if repetition % 2 else reversed(works))}
         spent["bytes_per_ms"] = max(size / spent[name] for name, size in moved.items())
         if repetition:  # the first warms up
-            for name in times:
-                times[name].append(spent[name])
+            for name, kept in times.items():
+                kept.append(spent[name])
     return times
 
 

@@ -70,15 +70,15 @@ class Drafter(ABC):
         """The layers that a draft step runs; None when it runs none."""
         return None
 
-    def begin(self, text: Text) -> None:
+    def begin(self, text: Text) -> None:  # noqa: B027 (many have nothing to do)
         """A text enters. All state is per text: one drafter may serve many streams at once."""
 
     @abstractmethod
     def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
         """One draft per text, of at most its γ tokens; an empty `Draft` where there is nothing to propose."""
 
-    def observe(self, text: Text, commit: Commit) -> None:
+    def observe(self, text: Text, commit: Commit) -> None:  # noqa: B027 (many have nothing to do)
         """Learn what became of the draft; ``text`` has moved forward already."""
 
-    def end(self, text: Text) -> None:
+    def end(self, text: Text) -> None:  # noqa: B027 (many have nothing to do)
         """A text leaves; free what is kept for it."""

@@ -177,7 +177,7 @@ class Ngram(Drafter):
         return drafts
 
     def _look_up(self, text: Text, gamma: int, price: Callable[[int], float], rows: int) -> Draft:
-        """The draft of one text, in a pass that has ``rows`` rows already; a row beside n must bring ``price(n)``."""
+        """The draft of one text, in a pass of ``rows`` rows so far; a row beside n must bring ``price(n)``."""
         memory, source, known = self._memories[text], text.tokens, len(text.tokens)
         memory.index.update(source)
         comb = Comb(self._settings, text.room(), gamma)
