@@ -15,6 +15,7 @@ from doubles import run
 from family_models import CASES, WINDOW, attention_and_mlp, family_name, model_of, wide_softmax
 from lossless_table import Bush
 
+import selfspec
 from selfspec.drafters.base import Drafter, DraftOptions
 from selfspec.model.families import FAMILIES
 from selfspec.reference import oracle
@@ -147,11 +148,7 @@ DRAFTS = {
 @EVERY
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_every_draft_gives_the_text_of_the_oracle(case, draft):
-    """Guards exits, gaps, chains and trees, with rollback across the window, in a ragged batch.
-
-    Among the families are those whose early exit in transformers fails and leaves the model broken (gpt2,
-    gpt_neox, opt, gpt_oss, cohere2), or was not looked at (falcon, stablelm).
-    """
+    """Guards exits, gaps, chains and trees, with rollback across the window, in a ragged batch."""
     drafter, options = DRAFTS[draft](case)
     accepted = []
     texts = run(
@@ -165,6 +162,22 @@ def test_every_draft_gives_the_text_of_the_oracle(case, draft):
     assert [text.tokens for text in texts] == plain(case)
     if draft in ("mixed", "bush"):
         assert max(accepted) >= 3  # else nothing was kept past a rollback
+
+
+@pytest.mark.parametrize("case", ["gpt2", "gpt_neox", "opt", "gpt_oss", "cohere2"])
+def test_an_early_exit_leaves_the_model_as_it_was(case):
+    """Guards model objects: transformers' own early exit fails in these families, and breaks the model for good."""
+    model, prompt = model_of(case), PROMPTS[0]
+    settings, options = model.config.to_dict(), {"max_new_tokens": 8, "ignore_eos": True}
+    engine = selfspec.load(model)
+    want = engine.generate(prompt, draft="plain", **options).token_ids
+    for layer in (1, 3):
+        found = engine.generate(prompt, draft="early_exit", exit_layer=layer, **options)
+        assert found.token_ids == want
+    assert model.config.to_dict() == settings
+    with wide_softmax(), torch.no_grad():
+        after = model(torch.tensor([[*prompt, *want]])).logits[0, LENGTH - 1 : -1]
+    assert after.argmax(dim=-1).tolist() == list(want)
 
 
 @EVERY

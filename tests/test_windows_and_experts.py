@@ -70,7 +70,7 @@ def after_another_turn(engine, kept):
 
 
 @pytest.mark.parametrize("kept", [4, 20, 40, 49, 50])
-def test_a_conversation_that_goes_back_further_than_a_window_starts_anew(kept, monkeypatch):
+def test_a_conversation_that_goes_back_further_than_a_window_starts_anew(kept):
     """Guards a chat whose earlier text changes: the ring has lost what that text would see."""
     engine = selfspec.load(model_of("mistral"))
     engine.runtime.most_rows = 6
@@ -92,6 +92,31 @@ def test_positions_that_are_learned_must_be_given():
     runtime = TorchRuntime.of(model_of("gpt2"))
     with pytest.raises(AssertionError, match="learned"):
         runtime.embed([5])
+
+
+@pytest.mark.parametrize("case", ["mistral", "cohere2"])
+def test_a_tree_may_be_deeper_than_the_window(case):
+    """Guards rows whose own ancestors are out of sight: the root of a branch longer than the window."""
+    runtime, start, deep = small_rings(case, most_rows=24), 20, 11
+    cache = runtime.new_cache(1, 60)
+    logits(runtime, TOKENS[:start], 0, cache)
+    # a branch of `deep` rows, and beside each of its rows a leaf that is wrong
+    branch, parents, tokens = [-1], [], []
+    for depth in range(deep):
+        parents += [branch[-1], branch[-1]]
+        branch.append(2 * depth)
+        tokens += [TOKENS[start + depth], 7]
+    rows = Rows.trees([0] * len(tokens), range(start, start + len(tokens)), parents)
+    hidden, _ = runtime.run(runtime.embed(tokens, rows.positions), FULL, rows, cache)
+    with torch.no_grad():
+        want = model_of(case)(torch.tensor([TOKENS[: start + deep]])).logits[0].numpy()
+    assert deep > WINDOW
+    assert np.abs(runtime.logits(hidden)[::2] - want[start:]).max() < 1e-8
+    runtime.keep(cache, rows.take(np.arange(0, len(tokens), 2)))
+    after = logits(runtime, [5], start + deep, cache)
+    with torch.no_grad():
+        want = model_of(case)(torch.tensor([[*TOKENS[: start + deep], 5]])).logits[0, -1:].numpy()
+    assert np.abs(after - want).max() < 1e-8
 
 
 # -- experts ----------------------------------------------------------------------------------------------

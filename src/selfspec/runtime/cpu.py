@@ -215,11 +215,11 @@ class CpuRuntime(Runtime):
 
 def lacking(config: ModelConfig) -> str:
     """What the core does not have and this model needs, in words; "" if it runs it."""
-    facts = {config.layer(index) for index in range(config.num_layers)}
-    plain, layer = Layer(), next(iter(facts))
+    facts = [config.layer(index) for index in range(config.num_layers)]
+    plain, layer = Layer(), facts[0]
     windows = {f.window for f in facts if f.window is not None and f.window < config.context_length}
     ropes = {f.rope for f in facts}
-    rope = next(iter(ropes))
+    rope = next((f.rope for f in facts if f.rope), None)
     needs = {
         "mixtures of experts": any(f.experts for f in facts),
         "sliding windows": windows,
