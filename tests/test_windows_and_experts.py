@@ -142,7 +142,7 @@ def test_a_plan_may_ask_for_fewer_experts(case):
     got = logits(runtime, TOKENS, 0, runtime.new_cache(1, 60), plan)
     assert np.abs(got - want).max() < 1e-8
     assert np.abs(got - logits(runtime, TOKENS, 0, runtime.new_cache(1, 60))).max() > 1e-3
-    assert (plan.shared_prefix, plan.span(0, 2).experts) == (0, 1)
+    assert (plan.shared_prefix, plan.span(0, 2).experts, str(plan)) == (0, 1, "full 4, 1 experts")
     with pytest.raises(OptionError, match="experts is 99"):
         logits(runtime, TOKENS, 0, runtime.new_cache(1, 60), LayerPlan(4, (), (3,), experts=99))
 

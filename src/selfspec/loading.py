@@ -74,9 +74,9 @@ def load(
         raise OptionError("tokenizer is only for a model object; a checkpoint brings its own")
     if chosen == "cpu" and (missing := _lacking(model)):
         if runtime == "cpu" or given:
+            without = f" without {' and '.join(given)}" if given else ""
             raise UnsupportedModelError(
-                f"the native core has no {missing}, which {Path(model).name or model} needs; use runtime torch "
-                f"without {' and '.join(given) or 'asking for cpu'}"
+                f"the native core has no {missing}, which {Path(model).name} needs; use runtime torch{without}"
             )
         notify(f"the native core has no {missing}; running in torch")
         chosen = "torch"

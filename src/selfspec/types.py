@@ -220,6 +220,8 @@ class LayerPlan:
         return (len(self.attention) + len(self.mlp)) / 2
 
     def __str__(self) -> str:
+        if self.experts is not None:
+            return f"{replace(self, experts=None)}, {self.experts} experts"
         if self == self.full(self.num_layers):
             return f"full {self.num_layers}"
         prefix = self.shared_prefix

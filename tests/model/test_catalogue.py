@@ -74,6 +74,10 @@ OLD_KEYS = [
         "qwen2_moe",
         {"use_sliding_window": True, "sliding_window": 64, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
     ),
+    (
+        "gpt_oss",
+        {"rope_scaling": {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 8192}},
+    ),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     ("falcon", {"multi_query": False, "parallel_attn": False}),
     ("gpt2", {"n_inner": 100, "scale_attn_weights": False}),

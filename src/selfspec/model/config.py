@@ -157,7 +157,6 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     layers: tuple[Layer, ...] = ()
     layout: int = 0
-    norm_bias: bool = False
     position_offset: int | None = None
     embedding_scale: float = 1.0
     logit_scale: float = 1.0

@@ -31,7 +31,10 @@ def config_from_hf(values: Mapping[str, Any], source: str = "config.json") -> Mo
         A missing, wrongly typed or contradictory value.
     """
     family = _family(Fields(values, source))
-    fields = Fields({**family.defaults, **values}, source)
+    defaults = dict(family.defaults)
+    if values.get("rope_scaling"):  # what transformers 4 calls it
+        defaults.pop("rope_parameters", None)
+    fields = Fields({**defaults, **values}, source)
     _check_options(fields, family)
     config = family.facts(fields, _sizes(fields, family))
     _check(config, source)
