@@ -95,11 +95,10 @@ class Block:
         """What attention adds, for states [R, d]; keys and values land in ``store``."""
         if self._before is not None:
             x = self._before(x)
-        q, k, v = self._projected(x)
+        heads, v = self._projected(x)
         if self._turn is not None:
-            # queries and keys are turned together: on a CPU every small operation costs microseconds
-            heads = placement.turned(torch.cat((q, k), dim=1), self._turn)
-            q, k = torch.split(heads, [q.shape[1], k.shape[1]], dim=1)
+            heads = placement.turned(heads, self._turn)
+        q, k = torch.split(heads, [self._config.num_heads, self._config.num_kv_heads], dim=1)
         keys, values = store
         places = placement.places(keys.shape[1])
         keys[placement.slots, places] = k
@@ -129,31 +128,29 @@ class Block:
             inner = self._activation(self._linear(x, "up"))
         return self._linear(inner, "down")
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [R, heads, width], keys and values [R, KV heads, width]."""
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys [R, heads + KV heads, width], and values [R, KV heads, width].
+
+        Queries and keys stay together until they are turned: on a CPU every small operation costs microseconds.
+        """
         config, rows = self._config, len(x)
         width, kv_heads = config.head_dim, config.num_kv_heads
         if "qkv" in self._tensors:
-            counts = [config.num_heads, kv_heads, kv_heads]
-            q, k, v = torch.split(self._linear(x, "qkv").view(rows, -1, width), counts, dim=1)
-            return q, k, v
+            together = self._linear(x, "qkv").view(rows, -1, width)
+            return together[:, :-kv_heads], together[:, -kv_heads:]
         if "qkv_groups" in self._tensors:
             return self._grouped(self._linear(x, "qkv_groups"))
         q, k, v = (self._linear(x, role) for role in "qkv")
-        if self._qk_norm == "width":
-            assert self._q_norm is not None
-            assert self._k_norm is not None
+        if self._q_norm is not None and self._k_norm is not None:
+            if self._qk_norm == "head":
+                q, k = q.view(rows, -1, width), k.view(rows, -1, width)
             q, k = self._q_norm(q), self._k_norm(k)
-        q, k, v = q.view(rows, -1, width), k.view(rows, kv_heads, width), v.view(rows, kv_heads, width)
-        if self._qk_norm == "head":
-            assert self._q_norm is not None
-            assert self._k_norm is not None
-            q, k = self._q_norm(q), self._k_norm(k)
-        return q, k, v
+        return torch.cat((q, k), dim=1).view(rows, -1, width), v.view(rows, kv_heads, width)
 
-    def _grouped(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _grouped(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
         """One product that has for each key head its queries, itself and its value."""
-        heads, kv_heads, width = self._config.num_heads, self._config.num_kv_heads, self._config.head_dim
-        each = heads // kv_heads
+        kv_heads, width = self._config.num_kv_heads, self._config.head_dim
+        each = self._config.num_heads // kv_heads
         groups = qkv.view(len(qkv), kv_heads, each + 2, width)
-        return groups[:, :, :each].reshape(len(qkv), heads, width), groups[:, :, each], groups[:, :, each + 1]
+        queries = groups[:, :, :each].reshape(len(qkv), -1, width)
+        return torch.cat((queries, groups[:, :, each]), dim=1), groups[:, :, each + 1]
