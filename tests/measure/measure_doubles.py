@@ -108,7 +108,7 @@ class LayeredRuntime(Runtime):
         self._clock.spend(self.cost(plan.row_layers, 0, len(rows)))
         out = hidden.copy()
         out[:, 2] = rows.positions
-        tapped = {tap: out + (0, tap.layer + 1, 0) for tap in taps}
+        tapped = {tap: out + np.array((0, tap.layer + 1, 0)) for tap in taps}
         out[:, 1] += int(plan.row_layers)
         return out, tapped
 

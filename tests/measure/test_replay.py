@@ -35,7 +35,7 @@ def counted(runtime, prompt, k, gamma, **more):
 @pytest.mark.parametrize("make", [tiny_runtime, lambda: tiny_core("fp32")], ids=["torch", "cpu"])
 @pytest.mark.parametrize("gamma", [1, 3, 5])
 def test_greedy_replay_is_the_loop(make, gamma):
-    """Guards E[τ]: rounds, and what they accept at every position, are those that the loop runs, to the last one."""
+    """Guards E[τ]: rounds, and what they accept at every position, are those of the loop, to the last one."""
     runtime, accepted = make(), 0
     for prompt in PROMPTS:
         for k in (1, 3, 4):
@@ -58,12 +58,11 @@ def test_an_answer_that_ended_itself_leaves_no_place_to_a_bonus_token():
     answer = whole.tokens[len(prompt) : len(prompt) + 9]
     last = len(prompt) + 9
     for k, gamma in product((3, 4), (1, 2, 4)):
-        seen = []
-        text, stats = counted(runtime, prompt, k, gamma, ends=lambda token: seen.append(token) or len(seen) == 9)
+        places = iter(range(1, 99))
+        text, stats = counted(runtime, prompt, k, gamma, ends=lambda _, places=places: next(places) == 9)
         assert len(text.tokens) == last
         ratios = measure_agreement(runtime, prompt, answer, [k], Sampling()).ratios
         assert replay(ratios, gamma, has_ended=True).rounds.sum() == stats.rounds
-        seen.clear()
 
 
 def laws(seed, size=3, length=2):
@@ -84,7 +83,7 @@ def share_of_holding(rule, p, q, count):
         draft = Draft(x, (q[()], q[x[:1]]))
         for dice in AllOutcomes():
             verdict = rule(draft, lambda row, x=x: p[x[:row]], dice)
-            total += drawn * dice.probability * (verdict.accepted >= count)
+            total += drawn * dice.weight * (verdict.accepted >= count)
     return total
 
 
@@ -100,7 +99,7 @@ def mean_survival(p, q, count):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_survival_along_the_targets_text_is_what_block_verification_accepts(seed):
-    """Guards predictions for sampled texts, exactly: the draft's laws enter through ratios at the text's tokens only.
+    """Guards predictions for sampled texts, exactly: ratios at the text's own tokens are all that is needed.
 
     Token by token fewer hold, and this sees it: a replay of the wrong rule would fail here.
     """
@@ -119,9 +118,7 @@ def test_the_rounds_of_a_text_are_those_of_every_way_that_chance_may_go():
             return 0.0
         length = min(gamma, n - at - 1)
         holds = [*survival(np.array([ratios[at : at + length]]))[0], 0.0]
-        return 1.0 + sum(
-            (holds[i] - holds[i + 1]) * expected(ratios, at + i + 1, gamma) for i in range(length + 1)
-        )
+        return 1.0 + sum((holds[i] - holds[i + 1]) * expected(ratios, at + i + 1, gamma) for i in range(length + 1))
 
     ratios = np.random.default_rng(0).gamma(1.0, 1.0, size=9)
     for gamma in (1, 2, 5):

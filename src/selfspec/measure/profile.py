@@ -123,6 +123,7 @@ class Profile:
         self.units = units
         self._engine, self._questions, self._options, self._clock = engine, questions, options, clock
         self._sections: list[Section] = []
+        self._caches: dict[int, Cache] = {}  # of the passes, by context
         self._exits = range(1, engine.config.num_layers)
 
     def sections(self) -> Iterator[Section]:
@@ -140,6 +141,7 @@ class Profile:
             done = self.units.setdefault(name, {})
             self._sections.append(Section(name, work, done, now + (ends - now) * _SHARES[name], self._clock))
             yield self._sections[-1]
+            self._caches.clear()
 
     def report(self) -> ProfileReport:
         """What the units say so far."""
@@ -147,7 +149,7 @@ class Profile:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """By section, what the context or the budget did not allow."""
+        """By section, what the context or the budget did not allow; by temperature, why there is no prediction."""
         found = {}
         run = contexts_of(self._engine, self._options)
         if beyond := [f"{length}" for length in self._options.context_lengths if length not in run]:
@@ -155,6 +157,11 @@ class Profile:
         for section in self._sections:
             if section.missing:
                 found[section.name] = f"{section.num_done} of {len(section.work)} within the budget"
+        report = self.report()
+        for name in (f"{temperature:g}" for temperature in self._options.temperatures):
+            if name not in report.forecasts:
+                why = "no answer has a second token" if name in report.costs else "no round was timed"
+                found[f"temperature {name}"] = f"no prediction: {why}"
         return found
 
     # -- sections: the name of each unit, and what measures it -------------------------------------------------
@@ -164,20 +171,19 @@ class Profile:
         return found.to_dict() if found else None
 
     def _passes(self) -> Work:
-        caches: dict[int, Cache] = {}
         return {
-            f"{context} {repetition}": partial(self._pass_times, context, caches)
+            f"{context} {repetition}": partial(self._pass_times, context)
             for repetition in range(REPETITIONS)
             for context in contexts_of(self._engine, self._options)
         }
 
-    def _pass_times(self, context: int, caches: dict[int, Cache]) -> list[float]:
+    def _pass_times(self, context: int) -> list[float]:
         """Seconds of passes of 1, 2, ..., γ + 1 rows."""
         runtime, most = self._engine.runtime, self._options.gamma + 1
-        if context not in caches:
-            caches[context] = runtime.new_cache(1, context + most)
-            fill(runtime, caches[context], [0] * context)
-        cache = caches[context]
+        if context not in self._caches:
+            self._caches[context] = runtime.new_cache(1, context + most)
+            fill(runtime, self._caches[context], [0] * context)
+        cache = self._caches[context]
         return [pass_seconds(runtime, rows, context, 1, self._clock, cache) for rows in range(1, most + 1)]
 
     def _answers(self) -> Work:
