@@ -53,16 +53,21 @@ def test_greedy_replay_is_the_loop(make, gamma):
 
 def test_an_answer_that_ended_itself_leaves_no_place_to_a_bonus_token():
     """Guards the last round: it may accept the end-of-text token, and nothing follows."""
-    runtime, prompt = tiny_runtime(), [3, 1, 4]
-    (whole,) = run(runtime, [prompt])
-    answer = whole.tokens[len(prompt) : len(prompt) + 9]
-    last = len(prompt) + 9
-    for k, gamma in product((3, 4), (1, 2, 4)):
-        places = iter(range(1, 99))
-        text, stats = counted(runtime, prompt, k, gamma, ends=lambda _, places=places: next(places) == 9)
-        assert len(text.tokens) == last
-        ratios = measure_agreement(runtime, prompt, answer, [k], Sampling()).ratios
-        assert replay(ratios, gamma, has_ended=True).rounds.sum() == stats.rounds
+    runtime, cut = tiny_runtime(), 0
+    for prompt, k, gamma in product(PROMPTS[:2], (3, 4), (1, 4)):
+        (whole,) = run(runtime, [prompt])
+        for length in (5, 9, 14):
+            answer = whole.tokens[len(prompt) : len(prompt) + length]
+            places = iter(range(1, 99))
+            _, stats = counted(
+                runtime, prompt, k, gamma, ends=lambda _, places=places, last=length: next(places) == last
+            )
+            ratios = measure_agreement(runtime, prompt, answer, [k], Sampling()).ratios
+            found = replay(ratios, gamma, has_ended=True)
+            assert found.rounds.sum() == stats.rounds
+            assert found.accepted.sum() == stats.accepted
+            cut += replay(ratios, gamma, has_ended=False).accepted.sum() != stats.accepted
+    assert cut, "somewhere the end must have been a draft token, or nothing was guarded"
 
 
 def laws(seed, size=3, length=2):
