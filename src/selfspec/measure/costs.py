@@ -92,18 +92,20 @@ class Probe:
         drafted, rest = zip(*times[_UNCOUNTED:], strict=True)
         return statistics.median(drafted), statistics.median(rest)
 
-    def grid(self, exits: Sequence[int], gammas: Sequence[int]) -> dict[str, Any]:
+    def grid(self, exits: Sequence[int], gammas: Sequence[int], backwards: bool = False) -> dict[str, Any]:
         """One repetition, JSON-ready: seconds of a plain round, and draft and rest of each (k, γ) in plain rounds.
 
-        Plain rounds are timed before and after the points of every exit, so that both halves of a ratio are of the
-        same moment.
+        Plain rounds are timed before and after every point, so that both halves of a ratio are of the same moment;
+        ``backwards`` begins with the last point.
         """
-        plain, stages = [self._plain()], []
-        for k in exits:
-            timed = [self.seconds("early_exit", {"exit_layer": k, "gamma": gamma}) for gamma in gammas]
+        points = [(k, gamma) for k in exits for gamma in gammas]
+        plain, found = [self._plain()], {}
+        for k, gamma in reversed(points) if backwards else points:
+            drafted, rest = self.seconds("early_exit", {"exit_layer": k, "gamma": gamma})
             plain.append(self._plain())
             one = (plain[-2] + plain[-1]) / 2
-            stages.append([[drafted / one, rest / one] for drafted, rest in timed])
+            found[k, gamma] = [drafted / one, rest / one]
+        stages = [[found[k, gamma] for gamma in gammas] for k in exits]
         return {"plain_seconds": statistics.median(plain), "stages": stages}
 
     def _plain(self) -> float:

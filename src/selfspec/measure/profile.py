@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     Work: TypeAlias = Mapping[str, Callable[[], Any]]
 
-REPETITIONS = 7  # of passes and rounds
+REPETITIONS = 15  # of passes and rounds
 _DIGITS = 6  # of what is kept per token
 # of the time that is left when a section begins
 _SHARES = {"machine": 0.0, "passes": 0.15, "answers": 0.35, "rounds": 0.5, "checks": 1.0}
@@ -222,57 +222,53 @@ class Profile:
     def _round_times(self, repetition: int, temperature: float) -> dict[str, Any]:
         prompt = self._questions[repetition % len(self._questions)].prompt
         probe = Probe(self._engine, prompt, self._options.gamma, temperature, self._clock)
-        return probe.grid(grid_exits(self._engine.config.num_layers), grid_gammas(self._options.gamma))
+        exits, gammas = grid_exits(self._engine.config.num_layers), grid_gammas(self._options.gamma)
+        return probe.grid(exits, gammas, backwards=repetition % 2 == 1)
 
     def _checks(self) -> Work:
-        """Pairs of plain decoding and every point, on the questions whose answers are known, in turn."""
-        options, forecasts = self._options, self.report().forecasts
-        forecast = forecasts.get(f"{options.temperatures[0]:g}")
+        """Pairs of plain decoding and a point, on the questions whose answers are known, in turn."""
+        options = self._options
+        forecast = self.report().forecasts.get(f"{options.temperatures[0]:g}")
         if forecast is None:
             return {}
         points = list(dict.fromkeys([*options.points_asked, *forecast.best(options.check)]))
         known = [question for question in self._questions if question.name in forecast.questions]
-        match = Match(self._engine, points, options, self._clock)
-        names = " ".join(point_name(*point) for point in points)
+        matches = {point_name(*point): Match(self._engine, *point, options, self._clock) for point in points}
         return {
-            f"{names} {pair}": partial(match.measure, known[pair % len(known)])
-            for pair in range(options.pairs if points else 0)
+            f"{name} {pair}": partial(match.measure, known[pair % len(known)], backwards=pair % 2 == 1)
+            for pair in range(options.pairs)
+            for name, match in matches.items()
         }
 
 
 class Match:
-    """Plain decoding and the points (exit layer, γ) answer the same questions, in turn."""
+    """Plain decoding and one point answer the same questions, one right after the other."""
 
     def __init__(
-        self,
-        engine: Engine,
-        points: Sequence[tuple[int, int]],
-        options: ProfileOptions,
-        clock: Callable[[], float],
+        self, engine: Engine, exit_layer: int, gamma: int, options: ProfileOptions, clock: Callable[[], float]
     ) -> None:
-        columns = [DrafterColumn(engine, BASELINE, BASELINE, {})]
-        columns += [
-            DrafterColumn(engine, point_name(k, gamma), "early_exit", {"exit_layer": k, "gamma": gamma})
-            for k, gamma in points
+        own = {"exit_layer": exit_layer, "gamma": gamma}
+        self._columns = [
+            DrafterColumn(engine, BASELINE, BASELINE, {}),
+            DrafterColumn(engine, "draft", "early_exit", own),
         ]
-        self._watch, self._options, self._is_warm = Stopwatch(columns, clock), options, False
+        self._options, self._clock, self._is_warm = options, clock, False
 
-    def measure(self, question: Question) -> dict[str, Any]:
-        """Seconds per token after the first, by column, and which points said what plain decoding said."""
+    def measure(self, question: Question, backwards: bool) -> dict[str, Any]:
+        """Seconds per token after the first of both, and whether they said the same; ``backwards``: plain last."""
         options = self._options
         how = (options.temperatures[0], options.seed, options.ignore_eos)
+        watch = Stopwatch(self._columns[::-1] if backwards else self._columns, self._clock)
         if not self._is_warm:
-            self._watch.warm_up(Ask(question.prompt, 2, *how))
+            watch.warm_up(Ask(question.prompt, 2, *how))
             self._is_warm = True
-        runs = {
-            column.name: run
-            for column, run in self._watch.round(Ask(question.prompt, options.max_new_tokens, *how))
-        }
-        said = runs[BASELINE].answer.tokens
+        ask = Ask(question.prompt, options.max_new_tokens, *how)
+        runs = {column.name: run for column, run in watch.round(ask)}
+        plain, draft = runs[BASELINE], runs["draft"]
         return {
             "question": question.name,
-            "tpot_seconds": {name: run.tpot_seconds for name, run in runs.items()},
-            "equal": [name for name, run in runs.items() if run.answer.tokens == said and name != BASELINE],
+            "tpot_seconds": [plain.tpot_seconds, draft.tpot_seconds],
+            "is_equal": plain.answer.tokens == draft.answer.tokens,
         }
 
 

@@ -10,12 +10,11 @@ import numpy as np
 
 from selfspec.measure.costs import RoundCosts
 from selfspec.measure.forecast import Answered, Forecast
-from selfspec.measure.ours import BASELINE
 from selfspec.measure.pairs import paired_ratio
 from selfspec.measure.roofline import roofline
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -126,24 +125,25 @@ class ProfileReport:
 
     # -- predicted beside measured ------------------------------------------------------------------------
 
-    def _checks(self) -> Any:
+    def _checks(self) -> Iterator[dict[str, Any]]:
         """Every point that was measured, at the first temperature."""
         forecast = self.forecasts.get(self._temperatures[0])
-        units = list(self._units.get("checks", {}).values())
-        names = dict.fromkeys(name for unit in units for name in unit["tpot_seconds"] if name != BASELINE)
-        for name in names if forecast else ():
+        points = dict.fromkeys(name.partition(" ")[0] for name in self._units.get("checks", {}))
+        for name in points if forecast else ():
             assert forecast is not None
-            timed = [
-                unit for unit in units if unit["tpot_seconds"].get(name) and unit["question"] in forecast.questions
+            pairs = [
+                unit
+                for unit in self._of("checks", name).values()
+                if unit["question"] in forecast.questions and None not in unit["tpot_seconds"]
             ]
-            if timed:
-                yield self._check(name, timed, forecast)
+            if pairs:
+                yield self._check(name, pairs, forecast)
 
-    def _check(self, name: str, timed: list[Any], forecast: Forecast) -> dict[str, Any]:
+    def _check(self, name: str, pairs: list[Any], forecast: Forecast) -> dict[str, Any]:
         exit_layer, gamma = map(int, name.split(":"))
-        speeds = [[1.0 / unit["tpot_seconds"][column] for column in (BASELINE, name)] for unit in timed]
-        ratio = paired_ratio([(plain, own) for plain, own in speeds], self._options.seed)
-        predicted = forecast.speedup(exit_layer, gamma, [unit["question"] for unit in timed])
+        speeds = [(1.0 / plain, 1.0 / draft) for plain, draft in (unit["tpot_seconds"] for unit in pairs)]
+        ratio = paired_ratio(speeds, self._options.seed)
+        predicted = forecast.speedup(exit_layer, gamma, [unit["question"] for unit in pairs])
         return {
             "exit_layer": exit_layer,
             "gamma": gamma,
@@ -151,5 +151,5 @@ class ProfileReport:
             "formula": forecast.formula(exit_layer, gamma),
             "measured": asdict(ratio) | {"verdict": ratio.verdict()},
             "error": predicted / ratio.median - 1.0,
-            "equal_answers": sum(name in unit["equal"] for unit in timed),
+            "equal_answers": sum(unit["is_equal"] for unit in pairs),
         }
