@@ -12,22 +12,34 @@ template <class E> static const float* opened(const E* p, int count, float* buff
   }
 }
 
+// sums[i][j] += x(j) * y(i). The fewer of both stay in registers, so that with 12 sums 16 are enough.
+template <int Q, int N, class Y, class X> static inline void outer(F8 (&sums)[Q][N], Y y, X x) {
+  F8 kept[Q < N ? Q : N];
+  UNROLL for (int i = 0; i < (Q < N ? Q : N); i++) {
+    kept[i] = Q < N ? y(i) : x(i);
+    keep(kept[i]);
+  }
+  if constexpr (Q < N) {
+    UNROLL for (int j = 0; j < N; j++) {
+      F8 other = x(j);
+      keep(other);
+      UNROLL for (int i = 0; i < Q; i++) sums[i][j] = fma(other, kept[i], sums[i][j]);
+    }
+  } else {
+    UNROLL for (int i = 0; i < Q; i++) {
+      const F8 other = y(i);
+      UNROLL for (int j = 0; j < N; j++) sums[i][j] = fma(kept[j], other, sums[i][j]);
+    }
+  }
+}
+
 // Scores of the cells of B blocks for Q query vectors, q [padded][Q]; out[i * SEGMENT + cell].
 template <class E, int Q, int B> static void scores(const E* k, const float* q, const Heads& h, float* out) {
   F8 sums[Q][2 * B];
   UNROLL for (int i = 0; i < Q; i++) UNROLL for (int j = 0; j < 2 * B; j++) sums[i][j] = set1(0);
   const E* second = k + 16 * h.padded;
-  for (int d = 0; d < h.padded; d++, k += 16, second += 16, q += Q) {
-    F8 x[2 * B];
-    UNROLL for (int j = 0; j < 2 * B; j++) {
-      x[j] = load((j < 2 ? k : second) + j % 2 * 8);
-      keep(x[j]);
-    }
-    UNROLL for (int i = 0; i < Q; i++) {
-      const F8 y = set1(q[i]);
-      UNROLL for (int j = 0; j < 2 * B; j++) sums[i][j] = fma(x[j], y, sums[i][j]);
-    }
-  }
+  for (int d = 0; d < h.padded; d++, k += 16, second += 16, q += Q)
+    outer<Q, 2 * B>(sums, [&](int i) { return set1(q[i]); }, [&](int j) { return load((j < 2 ? k : second) + j % 2 * 8); });
   const F8 scale = set1(h.scale);
   UNROLL for (int i = 0; i < Q; i++)
     UNROLL for (int j = 0; j < 2 * B; j++) store(out + i * SEGMENT + 8 * j, mul(sums[i][j], scale));
@@ -48,15 +60,8 @@ static void add_values(const E* v, const float* p, int count, const Heads& h, in
   F8 sums[Q][D];
   UNROLL for (int i = 0; i < Q; i++) UNROLL for (int j = 0; j < D; j++) sums[i][j] = load(o + i * stride + d + 8 * j);
   for (int c = 0; c < count; c++) {
-    F8 x[D];
-    UNROLL for (int j = 0; j < D; j++) {
-      x[j] = load(v + static_cast<std::size_t>(c) * h.padded + d + 8 * j);
-      keep(x[j]);
-    }
-    UNROLL for (int i = 0; i < Q; i++) {
-      const F8 weight = set1(p[i * SEGMENT + c]);
-      UNROLL for (int j = 0; j < D; j++) sums[i][j] = fma(x[j], weight, sums[i][j]);
-    }
+    const E* cell = v + static_cast<std::size_t>(c) * h.padded + d;
+    outer<Q, D>(sums, [&](int i) { return set1(p[i * SEGMENT + c]); }, [&](int j) { return load(cell + 8 * j); });
   }
   UNROLL for (int i = 0; i < Q; i++) UNROLL for (int j = 0; j < D; j++) store(o + i * stride + d + 8 * j, sums[i][j]);
 }
@@ -166,12 +171,13 @@ template <class E> struct Work {
     int most = 0;
     for (int r = 0; r < task.rows; r++) most = direct(r, low) > most ? direct(r, low) : most;
     const E* k = keys + static_cast<std::size_t>(low) * h.padded;
+    const E* v = vals + static_cast<std::size_t>(low) * h.padded;
     for (int b = 0; b < most; b += 16, k += 16 * h.padded) {
-      ahead(k + 32 * h.padded);
+      ahead(v + b * h.padded);
       if (task.rows > 1) {
         scores_of(task.rows * h.group, opened(k, 16 * h.padded, buffer), queries, h, weights + b);
       } else if (b + 16 < most) {  // two blocks: enough independent sums for a single row
-        ahead(k + 48 * h.padded);
+        ahead(v + (b + 16) * h.padded);
         scores_of<E, 2>(h.group, k, queries, h, weights + b);
         b += 16, k += 16 * h.padded;
       } else {
@@ -195,19 +201,19 @@ template <class E> struct Work {
     }
   }
   void soften_all(int low) {
-    ahead(vals + static_cast<std::size_t>(low) * h.padded), ahead(vals + static_cast<std::size_t>(low + 16) * h.padded);
     std::memset(sums, 0, sizeof(float) * task.rows * h.group * stride);
     for (int r = 0; r < task.rows; r++)
       for (int i = r * h.group; length(r, low) && i < (r + 1) * h.group; i++)
         soften(weights + i * SEGMENT, length(r, low), sums + i * stride + h.padded);
   }
-  void add_all(int low) {
+  // `next` are the keys that will be read after these values.
+  void add_all(int low, const E* next) {
     int common = SEGMENT;
     for (int r = 0; r < task.rows; r++) common = direct(r, low) < common ? direct(r, low) : common;
     const E* v = vals + static_cast<std::size_t>(low) * h.padded;
     for (int b = 0; b < common; b += 16, v += 16 * h.padded) {
       const int count = common - b < 16 ? common - b : 16;
-      ahead(v + 32 * h.padded);
+      if (next) ahead(next + b * h.padded);
       if (task.rows == 1) values_of(h.group, v, weights + b, count, h, sums, stride);
       else values_of(task.rows * h.group, opened(v, count * h.padded, buffer), weights + b, count, h, sums, stride);
     }
@@ -242,7 +248,9 @@ template <class E> static void attend_as(const Attend& task, const Heads& h) {
   Work<E> work(task, h);
   for (int segment = task.first; segment < task.last; segment++) {
     const int low = segment * SEGMENT;
-    work.score(low), work.soften_all(low), work.add_all(low), work.put(segment);
+    const E* next = static_cast<const E*>(task.next);
+    if (segment + 1 < task.last) next = work.keys + static_cast<std::size_t>(low + SEGMENT) * h.padded;
+    work.score(low), work.soften_all(low), work.add_all(low, next), work.put(segment);
   }
 }
 

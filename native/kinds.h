@@ -96,6 +96,7 @@ struct Path {
 struct Attend {
   const void* keys = nullptr;    // [cells / 16][padded][16] of this layer, slot and KV head
   const void* values = nullptr;  // [cells][padded]
+  const void* next = nullptr;    // keys that this thread will read afterwards, if it is known
   bool half = true;              // fp16, else fp32
   const float* queries = nullptr;  // of the first row: [group][padded]; the next row is query_stride away
   std::size_t query_stride = 0;

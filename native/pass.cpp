@@ -228,25 +228,37 @@ void Pass::place(int id, int layer) {
   }
 }
 
-void Pass::attend(Member& me, int layer) {
+const void* Pass::keys_of(const Item& item, int layer) const {
+  return cache_->key_block(layer, static_cast<int>(rows_->slots[item.first]), item.head, item.low * SEGMENT);
+}
+
+void Pass::attend(Member& me, int layer, const Item& item, const Item* next) {
   const Heads& h = m_.heads;
+  const int slot = static_cast<int>(rows_->slots[item.first]);
+  Attend task;
+  task.keys = cache_->keys(layer, slot, item.head), task.values = cache_->values(layer, slot, item.head);
+  if (next) task.next = keys_of(*next, layer);
+  task.half = cache_->half();
+  task.query_stride = static_cast<std::size_t>(m_.sizes.heads) * h.padded;
+  task.queries = s_.queries + item.first * task.query_stride + item.head * h.group * h.padded;
+  task.paths = paths_.data() + item.first, task.rows = item.rows;
+  task.first = item.low, task.last = item.high;
+  task.folded = partials_ == 1;
+  task.head_stride = partials_ * (h.padded + 8), task.row_stride = m_.sizes.heads * task.head_stride;
+  task.partials = s_.partials + item.first * task.row_stride + item.head * h.group * task.head_stride;
+  task.scratch = s_.attend[me.id];
+  k_.attend(task, h);
+}
+
+void Pass::attend(Member& me, int layer) {
   begin(me);
-  std::atomic<int>& taken = counters_.at(me.phase, 0);
-  for (int i; (i = taken.fetch_add(1, std::memory_order_relaxed)) < static_cast<int>(items_.size());) {
-    const Item& item = items_[i];
-    const int slot = static_cast<int>(rows_->slots[item.first]);
-    Attend task;
-    task.keys = cache_->keys(layer, slot, item.head), task.values = cache_->values(layer, slot, item.head);
-    task.half = cache_->half();
-    task.query_stride = static_cast<std::size_t>(m_.sizes.heads) * h.padded;
-    task.queries = s_.queries + item.first * task.query_stride + item.head * h.group * h.padded;
-    task.paths = paths_.data() + item.first, task.rows = item.rows;
-    task.first = item.low, task.last = item.high;
-    task.folded = partials_ == 1;
-    task.head_stride = partials_ * (h.padded + 8), task.row_stride = m_.sizes.heads * task.head_stride;
-    task.partials = s_.partials + item.first * task.row_stride + item.head * h.group * task.head_stride;
-    task.scratch = s_.attend[me.id];
-    k_.attend(task, h);
+  // neighbours are read one after the other by one member, which then helps the others
+  const int total = static_cast<int>(items_.size()), size = team_.size();
+  for (int j = 0; j < size; j++) {
+    const int owner = (me.id + j) % size, first = share(total, owner), last = share(total, owner + 1);
+    std::atomic<int>& taken = counters_.at(me.phase, owner);
+    for (int i; (i = first + taken.fetch_add(1, std::memory_order_relaxed)) < last;)
+      attend(me, layer, items_[i], i + 1 < last ? &items_[i + 1] : nullptr);
   }
   end(me);
 }

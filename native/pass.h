@@ -38,6 +38,8 @@ class Pass {
   void mlp(Member& me, const Layer& layer);
   void place(int id, int layer);
   void attend(Member& me, int layer);
+  void attend(Member& me, int layer, const Item& item, const Item* next);
+  const void* keys_of(const Item& item, int layer) const;
   template <class F> Acts prepared(Member& me, F row);
   Acts normed(Member& me, const std::vector<float>& weight);
   Acts folded(Member& me);

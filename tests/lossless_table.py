@@ -101,14 +101,14 @@ EARLY_EXITS = {f"early_exit {k}": ("early_exit", {"exit_layer": k}) for k in ran
 CHAINS = {
     **EARLY_EXITS,
     "early_exit stop": ("early_exit", {"exit_layer": 3, "confidence": 0.05, "adaptive": True}),
-    "ngram": ("ngram", {"min_ngram": 1}),
-    "ngram stop": ("ngram", {"min_ngram": 1, "confidence": 0.6, "adaptive": True}),
+    "ngram": ("ngram", {"adaptive": False}),
+    "ngram stop": ("ngram", {"confidence": 0.25, "adaptive": False}),
     **{kind: ("scripted", {"script": kind}) for kind in ("right", "wrong", "mixed")},
 }
 TREES = {
     "early_exit comb": ("early_exit", {"exit_layer": 2, "siblings": 1}),
     "early_exit wide comb": ("early_exit", {"exit_layer": 4, "siblings": 3, "confidence": 0.05, "adaptive": True}),
-    "ngram comb": ("ngram", {"min_ngram": 1, "siblings": 2}),
+    "ngram comb": ("ngram", {"adaptive": False, "siblings": 2}),
     "bush": (Bush, {}),
     "bush 1": (Bush, {"exit_layer": 1}),
     "bush 3": (Bush, {"exit_layer": 3}),

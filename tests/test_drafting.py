@@ -4,26 +4,38 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from doubles import TINY, run
 
 from selfspec import drafters
 from selfspec.context import Text
-from selfspec.drafters.base import ConfidenceStop, DraftOptions
-from selfspec.drafters.ngram import Ngram, NgramOptions
+from selfspec.drafters.base import DraftOptions
+from selfspec.drafters.confidence import ConfidenceStop
+from selfspec.drafters.ngram import MARGIN, Ngram, NgramOptions, Trust
 from selfspec.errors import OptionError
 from selfspec.measure.toy import MarkovRuntime
 from selfspec.request import draft_buffers
+from selfspec.runtime.costs import PassCosts
 from selfspec.sampling import Chance
 from selfspec.types import Sampling
 
 
+def text_of(tokens, limit=1000):
+    return Text(0, 0, list(tokens), limit, Sampling(), Chance(0), lambda _: False)
+
+
+def context_of(costs):
+    """All that a look-up needs to know of the model."""
+    return SimpleNamespace(runtime=SimpleNamespace(costs=costs))
+
+
 def look_up(tokens, gamma=4, config=TINY, limit=1000, **options):
-    drafter = Ngram(NgramOptions(**options), config)
-    text = Text(0, 0, list(tokens), limit, Sampling(), Chance(0), lambda _: False)
-    drafter.begin(text)
-    return drafter.propose(None, [text], [gamma])[0]
+    """A draft whatever it costs."""
+    drafter = Ngram(NgramOptions(**{"adaptive": False} | options), config)
+    drafter.begin(text := text_of(tokens, limit))
+    return drafter.propose(context_of(PassCosts()), [text], [gamma])[0]
 
 
 def proposal(tokens, gamma=4, config=TINY, **options):
@@ -35,13 +47,15 @@ def proposal(tokens, gamma=4, config=TINY, **options):
     [
         ([1, 2, 3, 4, 9, 1, 2], {}, [3, 4, 9, 1]),
         ([1, 2, 3, 4, 9, 1, 2], {"gamma": 2}, [3, 4]),
-        ([1, 2, 3, 7, 8, 2, 5, 1, 2], {"min_ngram": 1}, [3, 7, 8, 2]),  # the longer match wins
+        ([1, 2, 3, 7, 8, 2, 5, 1, 2], {}, [3, 7, 8, 2]),  # the longer match wins
         ([1, 2, 3, 1, 2, 4, 1, 2], {}, [4, 1, 2, 4]),  # the later place wins; past the end it repeats itself
         ([5, 6, 7, 8], {}, []),
         ([5], {}, []),
-        ([5, 5], {}, []),
-        ([5, 5, 5], {}, [5, 5, 5, 5]),
-        ([1, 2, 3, 1], {}, []),  # a single token is no match by default
+        ([5, 5], {}, [5, 5, 5, 5]),
+        ([5, 5], {"min_ngram": 2}, []),
+        ([5, 5, 5], {"min_ngram": 2}, [5, 5, 5, 5]),
+        ([1, 2, 3, 1], {}, [2, 3, 1, 2]),
+        ([1, 2, 3, 1], {"min_ngram": 2}, []),
         ([1, 2, 3, 4, 9, 1, 2], {"gamma": 0}, []),
     ],
 )
@@ -61,12 +75,94 @@ def test_look_up_stops_at_end_of_text():
 
 def test_look_up_confidence():
     """Guards the estimate: agreeing places and a long match raise it, disagreement lowers it."""
-    twice = [1, 2, 3, 1, 2, 4, 1, 2]  # (1 + 1) / (2 + 2)
-    once = [1, 2, 3, 9, 1, 2]  # (1 + 1) / (1 + 2)
-    assert proposal(twice, confidence=0.51) == []
-    assert proposal(twice, confidence=0.49) != []
-    assert proposal(once, confidence=0.66) == [3, 9, 1, 2]
-    assert proposal(once, confidence=0.67) == []
+    disagree = [1, 2, 3, 1, 2, 4, 1, 2]  # two tokens match, one place of two goes on with a 4
+    once = [1, 2, 3, 9, 1, 2]  # two tokens match, in one place
+    longer = [7, 1, 2, 3, 9, 7, 1, 2]
+    agree = [1, 2, 3, 5, 1, 2, 3, 4, 1, 2]
+    assert proposal(disagree, confidence=0.21) == []
+    assert proposal(disagree, confidence=0.19) != []
+    assert proposal(once, confidence=0.53) == [3, 9, 1, 2]
+    assert proposal(once, confidence=0.55) == []
+    assert proposal(longer, confidence=0.67) == [3, 9, 7, 1]
+    assert proposal(longer, confidence=0.69) == []
+    assert proposal(agree, confidence=0.77)[0] == 3
+    assert proposal(agree, confidence=0.79) == []
+
+
+def test_trust_kinds_and_counts():
+    """Guards what is counted together, and that old tokens count less."""
+    assert [Trust.kind(length, 1, 1)[1] for length in (1, 2, 3, 4, 5, 6, 11, 12, 99)] == [0, 1, 2, 3, 3, 4, 4, 5, 5]
+    assert [Trust.kind(1, *votes)[0] for votes in ((1, 1), (3, 3), (2, 3), (1, 2), (1, 3))] == [0, 1, 2, 3, 3]
+    trust, kind = Trust(), Trust.kind(3, 1, 1)
+    before = trust.rate(kind)
+    for _ in range(200):
+        trust.learn(kind, False)
+    assert trust.rate(kind) < 0.02 < before
+    for _ in range(200):
+        trust.learn(kind, True)
+    assert trust.rate(kind) > 0.95
+    assert Trust().rate(kind) == before, "texts do not share counts"
+
+
+class Priced:
+    """Costs of a line through v(1) = 1."""
+
+    def __init__(self, slope):
+        self.slope = slope
+
+    def price(self, rows, texts):
+        return self.slope * texts / (1 + self.slope * (texts - 1))
+
+
+@pytest.mark.parametrize(("slope", "most"), [(0.0, 7), (0.1, 5), (0.2, 2), (0.3, 1), (0.4, 0)])
+def test_a_draft_is_as_long_as_it_pays(slope, most):
+    """Guards the economy: the dearer a row, the shorter the draft; rates 0.54, 0.68, 0.75, 0.75, 0.85, ..."""
+    drafter = Ngram(NgramOptions(), TINY)
+    drafter.begin(text := text_of([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2]))
+    (draft,) = drafter.propose(context_of(Priced(slope)), [text], [7])
+    expected, gain = 0, 1.0
+    for rate in (0.54, 0.68, 0.75, 0.75, 0.85, 0.85, 0.85):
+        gain *= rate
+        if gain < MARGIN * slope:
+            break
+        expected += 1
+    assert len(draft) == expected == most
+
+
+def test_beside_many_texts_rows_are_dearer():
+    """Guards batches: a pass over eight texts that fills the machine has no room for drafts."""
+
+    def drafted(count):
+        drafter = Ngram(NgramOptions(), TINY)
+        texts = [text_of([1, 2, 3, 4, 5, 1, 2]) for _ in range(count)]
+        for text in texts:
+            drafter.begin(text)
+        return [len(draft) for draft in drafter.propose(context_of(Priced(0.25)), texts, [4] * count)]
+
+    assert min(drafted(1)) > 0
+    assert drafted(8) == [0] * 8
+
+
+def test_wrong_matches_are_given_up_and_taken_up_again():
+    """Guards learning from tokens that were not drafted: nothing is ever lost for good, and no probe is needed."""
+    drafter = Ngram(NgramOptions(max_ngram=2, min_ngram=2), TINY)
+    drafter.begin(text := text_of([1, 2, 3, 4, 5]))
+    context, drafted = context_of(Priced(0.2)), []
+
+    def turn(then):
+        text.tokens += [1, 2]
+        (draft,) = drafter.propose(context, [text], [4])
+        drafted.append(len(draft))
+        text.tokens += then
+        drafter.observe(text, SimpleNamespace(tokens=then))
+
+    for i in range(30):
+        turn([10 + i])
+    assert drafted[0] > 0
+    assert drafted[-1] == 0
+    for _ in range(30):
+        turn([3, 4])
+    assert drafted[-1] > 0
 
 
 @pytest.mark.parametrize(

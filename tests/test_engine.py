@@ -15,7 +15,7 @@ from selfspec.drafters.scripted import Scripted, ScriptedOptions
 from selfspec.errors import ModelNotFoundError, OptionError, PromptError
 
 DRAFTS = [
-    {"draft": "ngram", "min_ngram": 1, "gamma": 5},
+    {"draft": "ngram", "adaptive": False, "gamma": 5},
     {"draft": "early_exit", "exit_layer": 3, "gamma": 3},
     {"draft": "early_exit", "exit_layer": 2, "gamma": 8, "confidence": 0.02, "adaptive": True},
 ]
@@ -361,7 +361,7 @@ def test_draft_options_of_the_engine_belong_to_its_drafter(tiny):
     assert engine.generate("hi").plan == "exit 3/4"
     assert engine.generate("hi", gamma=1).gamma == 1
     done = engine.generate("hi", draft="ngram")
-    assert (done.draft, done.gamma, len(done.token_ids)) == ("ngram", 4, 4)
+    assert (done.draft, done.gamma, len(done.token_ids)) == ("ngram", 7, 4)
 
 
 def test_a_drafter_instance_can_be_given(engine):

@@ -104,7 +104,7 @@ def test_it_catches_a_stop_that_looks_at_the_drawn_token(monkeypatch):
         chain.hidden.append(hidden)
         law = distribution(logits, chain.text.sampling.for_drafts, chain.text.prefix(chain.comb.tokens))
         token = chain.text.chance.pick(law)
-        stop = self.stops[chain.text]
+        stop = self._stops[chain.text]
         if stop.is_on and stop.before(law.probability(token)):
             return False
         chain.comb.add(token, [], [law])
@@ -140,5 +140,5 @@ def test_processors_see_exactly_the_calls_of_plain_decoding():
 
     plain = calls("plain", {})
     assert len(plain) == 29
-    for drafter, options in (("early_exit", {"exit_layer": 2, "gamma": 3}), ("ngram", {"min_ngram": 1})):
+    for drafter, options in (("early_exit", {"exit_layer": 2, "gamma": 3}), ("ngram", {"adaptive": False})):
         assert calls(drafter, options) == plain

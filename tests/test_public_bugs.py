@@ -297,7 +297,7 @@ def test_a_round_copies_no_cache(monkeypatch):
         return len(counts) % 16 == 0
 
     keys = 2 * length * 2 * 8
-    for drafter in (EARLY_EXIT, ("ngram", {"min_ngram": 1, "siblings": 2})):
+    for drafter in (EARLY_EXIT, ("ngram", {"adaptive": False, "siblings": 2})):
         counts.clear()
         assert 0 < largest(drafter) < keys / 4
     score = Context.score

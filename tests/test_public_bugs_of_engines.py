@@ -20,7 +20,7 @@ from selfspec.request import Request
 from selfspec.types import Sampling
 
 DRAFTS = [
-    {"draft": "ngram", "min_ngram": 1, "gamma": 5},
+    {"draft": "ngram", "adaptive": False, "gamma": 5},
     {"draft": "early_exit", "exit_layer": 3, "gamma": 3},
     {"draft": "early_exit", "exit_layer": 2, "gamma": 2, "siblings": 2},
 ]

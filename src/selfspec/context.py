@@ -121,12 +121,14 @@ class Text:
 class Context:
     """What a drafter and the loop see of the model: rows to run, and texts to move forward.
 
-    ``row_layers`` [slots] counts what the rows of each slot have cost so far.
+    ``row_layers`` [slots] counts what the rows of each slot have cost so far. A prompt runs in passes of at most
+    ``prefill_rows`` rows.
     """
 
-    def __init__(self, runtime: Runtime, cache: Cache) -> None:
+    def __init__(self, runtime: Runtime, cache: Cache, prefill_rows: int = PREFILL_ROWS) -> None:
         self.runtime = runtime
         self.cache = cache
+        self._prefill_rows = prefill_rows
         self.full = LayerPlan.full(runtime.config.num_layers)
         self.row_layers = np.zeros(cache.slots)
         self._spans: dict[tuple[int, int], LayerPlan] = {}
@@ -134,8 +136,8 @@ class Context:
     def prefill(self, text: Text) -> Array:
         """Run all layers over the prompt, in chunks; returns the logits [V] of its last row."""
         hidden = None
-        for start in range(text.cached, len(text.tokens), PREFILL_ROWS):
-            chunk = text.tokens[start : start + PREFILL_ROWS]
+        for start in range(text.cached, len(text.tokens), self._prefill_rows):
+            chunk = text.tokens[start : start + self._prefill_rows]
             rows = Rows.of([text.slot] * len(chunk), range(start, start + len(chunk)))
             hidden = self._run(self.runtime.embed(chunk), self.full, rows)
         assert hidden is not None

@@ -113,7 +113,10 @@ class Loop:
                 self._leave(text)
         self._index += 1
         draft_sum, verify_sum = (float(cost.sum()) for cost in costs)
-        return Round(self._index, tuple(commits), started, drafted_at, self._now(), draft_sum, verify_sum)
+        ended = self._now()
+        if drafts and all(draft.hidden is None for draft in drafts.values()):  # else the pass was not a whole one
+            context.runtime.costs.observe(sum(len(draft) + 1 for draft in drafts.values()), ended - drafted_at)
+        return Round(self._index, tuple(commits), started, drafted_at, ended, draft_sum, verify_sum)
 
     def close(self) -> None:
         """Let go of the texts that have not ended."""

@@ -13,13 +13,13 @@ from selfspec.engine import Engine
 
 LINES = [
     {"prompt": "hello", "id": "first", "max_new_tokens": 40},
-    {"prompt": "abcabcabc", "draft": "ngram", "min_ngram": 1, "gamma": 6},
+    {"prompt": "abcabcabc", "draft": "ngram", "adaptive": False, "gamma": 6},
     {"messages": [{"role": "user", "content": "hi"}], "custom_id": "chat", "temperature": 1.0, "seed": 3},
     {"prompt": ""},
     {"prompt": "x", "draft": "early_exit", "exit_layer": 2, "gamma": 2, "max_new_tokens": 3},
     {"prompt": [7, 8, 9], "id": 12},
 ]
-FLAGS = ["--dtype", "float64", "--max-new-tokens", "12", "--ignore-eos", "--slots", "3"]
+FLAGS = ["--dtype", "float64", "--max-new-tokens", "12", "--ignore-eos", "--slots", "3", "--no-adaptive"]
 
 
 def written(path, lines):

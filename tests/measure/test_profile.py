@@ -12,9 +12,9 @@ from selfspec import control
 from selfspec.engine import Engine
 from selfspec.errors import OptionError
 from selfspec.measure import profile as profiling
-from selfspec.measure.costs import Probe, RoundCosts, grid_exits, grid_gammas
 from selfspec.measure.forecast import alpha_for
 from selfspec.measure.profile import Profile, Question
+from selfspec.measure.round_costs import Probe, RoundCosts, grid_exits, grid_gammas
 from selfspec.measure.settings import ProfileOptions
 
 QUESTIONS = [Question(f"q{i}", tuple(range(1, 4 + 5 * i))) for i in range(3)]

@@ -52,6 +52,25 @@ def test_ratios_are_by_task_length_and_temperature():
     assert set(document["ratios"]["qa"]["draft"]) == {"median", "low", "high", "pairs", "verdict"}
 
 
+def test_the_parts_of_an_answer_have_ratios_of_their_own():
+    """Guards decoding and prefill: what follows the first token apart from the time to it, where both are told."""
+    slow, fast = Run(Answer(tuple(range(11))), 6.0, 1.0, 0), Run(Answer(tuple(range(11))), 4.5, 2.0, 0)
+    silent, single = Run(Answer((1, 2, 3)), 1.0, None, 0), Run(Answer((1,)), 1.0, 0.5, 0)
+    document = report(
+        match("qa", plain=slow, draft=fast),
+        match("rag", plain=slow, draft=silent),
+        match("code", plain=slow, draft=single),
+    ).document()
+    assert {task: cells.get("draft", {}).get("median") for task, cells in document["decoding"].items()} == {
+        "qa": pytest.approx(2.0),
+        "rag": None,
+        "code": None,
+        "all": pytest.approx(2.0),
+    }
+    assert document["prefill"]["qa"]["draft"]["median"] == pytest.approx(0.5)
+    assert document["prefill"]["all"]["draft"]["pairs"] == 2
+
+
 def test_counts_are_sums_over_all_answers():
     """Guards α, τ with and without the bonus, waste and row-layers: over tokens, not means of means."""
     one = Stats(1, 7, 3, 6, 3, 12.0, 30.0, 5.0, drafted_per_position=[3, 3], accepted_per_position=[2, 1])

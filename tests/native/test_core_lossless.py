@@ -18,8 +18,8 @@ PROMPTS = [[5, 17, 3, 3, 42, 8, 29], [60, 1, 33], [7] * 12]
 DRAFTERS = [
     ("early_exit", {"exit_layer": 1, "gamma": 4}),
     ("early_exit", {"exit_layer": 2, "gamma": 3, "siblings": 2}),
-    ("ngram", {"min_ngram": 1, "gamma": 6}),
-    ("ngram", {"min_ngram": 1, "gamma": 4, "siblings": 2}),
+    ("ngram", {"adaptive": False, "gamma": 6}),
+    ("ngram", {"adaptive": False, "gamma": 4, "siblings": 2}),
 ]
 LAWS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_k=20)}
 
@@ -48,7 +48,7 @@ def test_a_sampled_text_from_a_deterministic_draft_is_the_plain_one(runtime):
     """Guards sampling: look-up draws from the target's own rows, so one seed gives one text."""
     law = LAWS["sampled"]
     want = [t.tokens for t in run(runtime, PROMPTS, sampling=law, new_tokens=60)]
-    options = {"min_ngram": 1, "gamma": 6}
+    options = {"adaptive": False, "gamma": 6}
     assert [t.tokens for t in run(runtime, PROMPTS, "ngram", options, sampling=law, new_tokens=60)] == want
 
 

@@ -46,6 +46,7 @@ def page(document: Mapping[str, Any]) -> str:
         _head(document),
         _troubles(document),
         _speedups("task", document["ratios"] | {"all": document["overall"]}, others, document),
+        _phases(document, others),
         _speedups("new tokens", document["by_length"], others) if len(document["by_length"]) > 1 else "",
         _speedups("temperature", document["by_temperature"], others) if len(document["by_temperature"]) > 1 else "",
         _columns(document),
@@ -103,6 +104,15 @@ def _speedups(
     return f"S by {title}: tokens/s ÷ those of plain, median [90 % interval], ? undecided\n" + table(
         [header, *lines]
     )
+
+
+def _phases(document: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """The two parts of an answer: speculation changes only what follows the first token."""
+    decoding, prefill = document["decoding"], document["prefill"]["all"]
+    lines = [[name, *(ratio(cells.get(column)) for column in columns)] for name, cells in decoding.items()]
+    lines.append(["all, to the first token", *(ratio(prefill.get(column)) for column in columns)])
+    title = "S after the first token, by task\n"
+    return title + table([["task", *columns], *lines]) if columns else ""
 
 
 def ratio(cell: Mapping[str, Any] | None) -> str:

@@ -48,54 +48,6 @@ class DraftOptions:
         return self.gamma
 
 
-class ConfidenceStop:
-    """Ends a draft before a token of low confidence, with the threshold controller of Draft & Verify.
-
-    The confidence must be known before the token is drawn (the largest probability, not that of the token):
-    then the decision depends only on what is submitted, and the output law is untouched. Draft & Verify keeps
-    the token that triggers the stop; here it is not drafted, since a self-draft that stops has lost only the
-    head's time, while verifying one more row costs a shallow pass.
-
-    After every verification the acceptance rate is averaged (m <- m/2 + accepted/drafted/2) and the threshold
-    drifts by 0.01, smoothed by 0.9: up while m is below 0.9, else down, unless the draft had its full length
-    (arXiv 2309.08168, section 3.3 and its code). Where nothing was drafted it drifts down, or it could never
-    learn that drafts have become good.
-    """
-
-    TARGET = 0.9
-    STEP = 0.01
-    MOMENTUM = 0.9
-
-    def __init__(self, options: DraftOptions) -> None:
-        self.threshold = options.confidence
-        self._adaptive = options.adaptive
-        self._gamma = options.gamma
-        self._acceptance = self.TARGET
-
-    @property
-    def is_on(self) -> bool:
-        """Whether confidences are looked at; drafters may skip computing them otherwise."""
-        return self.threshold > 0.0 or self._adaptive
-
-    def before(self, confidence: float) -> bool:
-        """Whether to stop before a token of this confidence."""
-        return confidence < self.threshold
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        """Learn from one round."""
-        if not self._adaptive:
-            return
-        if drafted:
-            self._acceptance = 0.5 * self._acceptance + 0.5 * accepted / drafted
-        moved = self.threshold
-        if drafted and self._acceptance < self.TARGET:
-            moved += self.STEP
-        elif drafted < self._gamma:
-            moved -= self.STEP
-        smoothed = self.MOMENTUM * self.threshold + (1 - self.MOMENTUM) * moved
-        self.threshold = min(max(smoothed, 0.0), 1.0)
-
-
 class Drafter(ABC):
     """Guesses the next tokens of every text in flight.
 
@@ -112,25 +64,21 @@ class Drafter(ABC):
     def __init__(self, options: DraftOptions, config: ModelConfig) -> None:
         self.options = options
         self.config = config
-        self.stops: dict[Text, ConfidenceStop] = {}
 
     @property
     def plan(self) -> LayerPlan | None:
         """The layers that a draft step runs; None when it runs none."""
         return None
 
-    def begin(self, text: Text) -> None:
+    def begin(self, text: Text) -> None:  # noqa: B027 (many have nothing to do)
         """A text enters. All state is per text: one drafter may serve many streams at once."""
-        self.stops[text] = ConfidenceStop(self.options)
 
     @abstractmethod
     def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
         """One draft per text, of at most its γ tokens; an empty `Draft` where there is nothing to propose."""
 
-    def observe(self, text: Text, commit: Commit) -> None:
+    def observe(self, text: Text, commit: Commit) -> None:  # noqa: B027 (many have nothing to do)
         """Learn what became of the draft; ``text`` has moved forward already."""
-        self.stops[text].observe(commit.depth, commit.accepted)
 
-    def end(self, text: Text) -> None:
+    def end(self, text: Text) -> None:  # noqa: B027 (many have nothing to do)
         """A text leaves; free what is kept for it."""
-        del self.stops[text]

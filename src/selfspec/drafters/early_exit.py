@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from selfspec.drafters.base import Drafter, option
 from selfspec.drafters.comb import Comb, CombOptions
+from selfspec.drafters.confidence import ConfidenceStop
 from selfspec.errors import ConstraintError, OptionError, SelfspecError
 from selfspec.sampling import top_probability
 from selfspec.types import Array, Distribution, Draft, LayerPlan, OneHot, namespace
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from selfspec.context import Context, Text
     from selfspec.model.config import ModelConfig
+    from selfspec.rounds import Commit
     from selfspec.sampling import Chance
 
 
@@ -74,11 +76,24 @@ class EarlyExit(Drafter):
         if layer is None:
             layer = max(1, config.num_layers * 7 // 8)
         self._plan = LayerPlan.exit_at(config.num_layers, layer)
+        self._stops: dict[Text, ConfidenceStop] = {}
 
     @property
     def plan(self) -> LayerPlan:
         """The layers of one draft step."""
         return self._plan
+
+    def begin(self, text: Text) -> None:
+        """Start a confidence stop."""
+        self._stops[text] = ConfidenceStop(self.options)
+
+    def observe(self, text: Text, commit: Commit) -> None:
+        """Move its threshold, if it adapts."""
+        self._stops[text].observe(commit.depth, commit.accepted)
+
+    def end(self, text: Text) -> None:
+        """Drop it."""
+        del self._stops[text]
 
     def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
         """Chains of γ tokens, with leaves where asked for, shorter where the confidence stop ends them."""
@@ -100,7 +115,7 @@ class EarlyExit(Drafter):
         """Add the next token and its siblings; False when low confidence, or no token to choose, ends the draft."""
         text, comb = chain.text, chain.comb
         chain.hidden.append(hidden)
-        stop = self.stops[text]
+        stop = self._stops[text]
         if stop.is_on and stop.before(top_probability(logits)):
             return False
         try:

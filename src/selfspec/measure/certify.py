@@ -47,11 +47,14 @@ class CertifyOptions:
 
 
 def default_candidates(config: ModelConfig) -> list[Candidate]:
-    """Look-up, early exit at its default and shallow, and a comb; look-up alone where there is one layer."""
+    """Look-up, early exit at its default and shallow, and a comb; look-up alone where there is one layer.
+
+    The look-ups draft whether it pays or not: what is not drafted proves nothing.
+    """
     if config.num_layers < 2:
-        return [Candidate("ngram", {}), Candidate("ngram", {"siblings": 2})]
+        return [Candidate("ngram", {"adaptive": False}), Candidate("ngram", {"adaptive": False, "siblings": 2})]
     return [
-        Candidate("ngram", {}),
+        Candidate("ngram", {"adaptive": False}),
         Candidate("early_exit", {}),
         Candidate("early_exit", {"exit_layer": shallow(config.num_layers), "gamma": 2}),
         Candidate("early_exit", {"siblings": 2, "gamma": 3}),

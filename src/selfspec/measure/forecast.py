@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from selfspec.measure.costs import RoundCosts
     from selfspec.measure.replay import Replay
+    from selfspec.measure.round_costs import RoundCosts
 
 _STEPS = 50  # of the bisection: far below any noise
 _SELDOM = 1e-9  # rounds; fewer are rounding

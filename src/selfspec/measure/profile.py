@@ -16,10 +16,10 @@ import numpy as np
 from selfspec.errors import OptionError
 from selfspec.measure.agreement import measure_agreement
 from selfspec.measure.bench import require_fit, require_tokenizer
-from selfspec.measure.costs import Probe, grid_exits, grid_gammas
 from selfspec.measure.ours import BASELINE, DrafterColumn
 from selfspec.measure.passes import fill, measure_ceiling, pass_seconds
 from selfspec.measure.profile_report import ProfileReport, point_name
+from selfspec.measure.round_costs import Probe, grid_exits, grid_gammas
 from selfspec.measure.tasks import encode_turns
 from selfspec.measure.timing import Ask, Stopwatch
 from selfspec.types import LayerPlan, Sampling

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from selfspec.measure.costs import RoundCosts
 from selfspec.measure.forecast import Answered, Forecast
 from selfspec.measure.pairs import paired_ratio
 from selfspec.measure.roofline import roofline
+from selfspec.measure.round_costs import RoundCosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -28,6 +28,21 @@ LENGTHS: tuple[tuple[str, float], ...] = (("<=50", 50), ("<=200", 200), (">200",
 _PACKAGES = ("numpy", "torch", "transformers")
 
 
+def _whole(run: Run) -> float | None:
+    """Tokens per second, prefill included."""
+    return run.tokens_per_second
+
+
+def _decoding(run: Run) -> float | None:
+    """Tokens per second after the first one."""
+    return 1.0 / run.tpot_seconds if run.tpot_seconds else None
+
+
+def _prefill(run: Run) -> float | None:
+    """First tokens per second."""
+    return 1.0 / run.ttft_seconds if run.ttft_seconds else None
+
+
 @dataclass(frozen=True)
 class Difference:
     """A greedy answer that is not the baseline's."""
@@ -70,7 +85,11 @@ class Report:
         return [found for found in self.differences if found.is_fault and found.column in ours]
 
     def document(self) -> dict[str, Any]:
-        """Everything, by task, by length, by temperature, and by column."""
+        """Everything, by task, by length, by temperature, and by column.
+
+        ``ratios`` and ``overall`` are of whole answers; ``decoding`` of what follows the first token, ``prefill``
+        of the time to it, both for the columns that tell when that is there.
+        """
         measured = self._measured
         return {
             "baseline": measured.baseline,
@@ -79,8 +98,10 @@ class Report:
             },
             "failed": dict(measured.failed),
             "too_long": list(measured.too_long),
-            "ratios": self._ratios_by(lambda match: match.prompt.task),
+            "ratios": self._ratios_by(_task),
             "overall": self._ratios(self._matches),
+            "decoding": self._ratios_by(_task, speed=_decoding) | {"all": self._ratios(self._matches, _decoding)},
+            "prefill": self._ratios_by(_task, speed=_prefill) | {"all": self._ratios(self._matches, _prefill)},
             "by_length": self._ratios_by(self._length, [name for name, _ in LENGTHS]),
             "by_temperature": self._ratios_by(lambda match: f"{match.ask.temperature:g}"),
             "tasks": {task: self._summaries(found) for task, found in self._groups(_task).items()},
@@ -95,16 +116,19 @@ class Report:
             groups.setdefault(key(match), []).append(match)
         return {name: found for name, found in groups.items() if found}
 
-    def _ratios_by(self, key: Callable[[Match], str], order: Iterable[str] = ()) -> dict[str, Any]:
-        return {name: self._ratios(found) for name, found in self._groups(key, order).items()}
+    def _ratios_by(
+        self, key: Callable[[Match], str], order: Iterable[str] = (), speed: Callable[[Run], float | None] = _whole
+    ) -> dict[str, Any]:
+        return {name: self._ratios(found, speed) for name, found in self._groups(key, order).items()}
 
-    def _ratios(self, matches: Sequence[Match]) -> dict[str, Any]:
-        """Speedup of every column over the baseline, from the pairs that both finished."""
+    def _ratios(self, matches: Sequence[Match], speed: Callable[[Run], float | None] = _whole) -> dict[str, Any]:
+        """Speedup of every column over the baseline, from the pairs that both finished and that have a speed."""
         base, out = self._measured.baseline, {}
         for name in (column.name for column in self._columns if column.name != base):
             both = [(match.runs[base], match.runs[name]) for match in matches if name in match.runs]
-            if both:
-                pairs = [(first.tokens_per_second, second.tokens_per_second) for first, second in both]
+            speeds = [(speed(first), speed(second)) for first, second in both]
+            pairs = [(first, second) for first, second in speeds if first and second]
+            if pairs:
                 ratio = paired_ratio(pairs, self._seed)
                 out[name] = asdict(ratio) | {"verdict": ratio.verdict()}
         return out

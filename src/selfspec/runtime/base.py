@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import TYPE_CHECKING
+
+from selfspec.runtime.costs import PassCosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,6 +55,11 @@ class Runtime(ABC):
         """Bytes of weights that a full pass reads: all layers and the head."""
         config = self.config
         return (config.num_layers * config.layer_parameters + config.head_parameters) * self.value_bytes
+
+    @cached_property
+    def costs(self) -> PassCosts:
+        """What passes cost here, as far as they have shown."""
+        return PassCosts()
 
     @abstractmethod
     def embed(self, tokens: Sequence[int]) -> Array:

@@ -1,0 +1,236 @@
+"""Zero tolerance, over thousands of tokens: same tokens and same logits, bit for bit, however a text is made.
+
+    python bench/exactness.py --data bench.jsonl --out exactness --tokens 10000
+
+For each precision of the native core, the prompts of all tasks are answered by plain decoding, greedily and with
+coupled sampling. Then they are answered again: by every drafter, four at a time, on one thread, and with the
+prompt in chunks of other sizes. Every token must be the same, and so must every bit of the logits that it was
+chosen from; what is kept of them is a 64-bit digest per token.
+
+Results are appended to a file per precision in ``--out``; a second call goes on where the first one stopped.
+Exit code 1 if anything differed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import closing
+from functools import partial
+from hashlib import blake2b
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import selfspec
+from selfspec.context import PREFILL_ROWS, Context, Text
+from selfspec.decode import Loop
+from selfspec.measure.tasks import encode_turns, read_prompts
+from selfspec.measure.trial import PLAIN, Candidate
+from selfspec.model.embedded import EMBEDDED
+from selfspec.sampling import Chance
+from selfspec.types import Array, Draft, Sampling, Verdict, on_host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from selfspec.rounds import Commit
+    from selfspec.runtime.base import Runtime
+
+SEED = 11
+LAWS = {"greedy": Sampling(), "coupled T 0.8": Sampling(0.8, coupled=True)}
+
+
+class Way(NamedTuple):
+    """How the texts are made."""
+
+    name: str
+    candidate: Candidate = PLAIN
+    together: int = 1
+    threads: int | None = None
+    chunk: int = PREFILL_ROWS
+
+
+def ways(layers: int) -> list[Way]:
+    """All of them; the first is the one that the others are compared with."""
+    late, half = layers - layers // 8 - 1, layers // 2
+    drafts = {
+        "ngram": Candidate("ngram", {"gamma": 7}),
+        "ngram, siblings": Candidate("ngram", {"gamma": 4, "siblings": 2}),
+        f"early exit {half}, stop": Candidate("early_exit", {"exit_layer": half, "gamma": 4, "confidence": 0.4}),
+        f"early exit {late}": Candidate("early_exit", {"exit_layer": late, "gamma": 2}),
+        f"early exit {late}, siblings": Candidate("early_exit", {"exit_layer": late, "gamma": 2, "siblings": 1}),
+    }
+    return [
+        Way("plain"),
+        Way("four at a time", together=4),
+        Way("ngram, four at a time", drafts["ngram"], together=4),
+        Way("one thread", threads=1),
+        *(Way(f"chunks of {size}", chunk=size) for size in (1, 7, 64)),
+        *(Way(name, candidate) for name, candidate in drafts.items()),
+    ]
+
+
+class Recorder(Context):
+    """A `Context` that keeps a digest of the logits from which each token was chosen, text by text."""
+
+    def __init__(self, runtime: Runtime, cache: Any, prefill_rows: int) -> None:
+        super().__init__(runtime, cache, prefill_rows)
+        self.digests: dict[int, list[str]] = {}
+        self._rows: dict[Text, Array] = {}
+
+    def prefill(self, text: Text) -> Array:
+        """The logits [V] of the last row, kept."""
+        logits = super().prefill(text)
+        self._rows[text] = logits[None]
+        return logits
+
+    def score(self, texts: Sequence[Text], drafts: Sequence[Draft]) -> list[Array]:
+        """The logits of all rows, kept."""
+        found = super().score(texts, drafts)
+        self._rows |= zip(texts, found, strict=True)
+        return found
+
+    def commit(self, text: Text, draft: Draft, verdict: Verdict) -> Commit:
+        """Digests of the rows that the new tokens came from: the pending one's and the accepted ones'."""
+        branch = range(verdict.accepted) if verdict.branch is None else verdict.branch
+        commit, rows = super().commit(text, draft, verdict), on_host(self._rows.pop(text))
+        from_rows = [0, *(node + 1 for node in branch)][: len(commit.tokens)]
+        assert len(from_rows) == len(commit.tokens)
+        self.digests.setdefault(text.index, []).extend(_digest(rows[row]) for row in from_rows)
+        return commit
+
+
+def _digest(row: Any) -> str:
+    return blake2b(row.tobytes(), digest_size=8).hexdigest()
+
+
+class Case:
+    """One precision of the model, its prompts, and what is known of its texts already."""
+
+    def __init__(self, args: argparse.Namespace, bits: int, prompts: Sequence[Sequence[int]], path: Path) -> None:
+        self._engines: dict[int | None, Runtime] = {}
+        self._open = partial(selfspec.load, args.model, runtime="cpu", bits=bits, draft="plain")
+        self._prompts, self._new, self._path = prompts, args.new_tokens, path
+        self.known: dict[tuple[str, str, int], dict[str, Any]] = {}
+        if path.exists():
+            lines = (json.loads(line) for line in path.read_text().splitlines() if line.endswith("}"))
+            self.known = {(line["law"], line["way"], line["prompt"]): line for line in lines}
+
+    def runtime(self, threads: int | None = None) -> Runtime:
+        """The runtime on so many threads; None: on all processors."""
+        if threads not in self._engines:
+            self._engines[threads] = self._open(threads=threads).runtime
+        return self._engines[threads]
+
+    def run(self, law: str, way: Way) -> Iterator[int]:
+        """Make the texts that are not known yet; gives the number of each as it is done."""
+        missing = [i for i in range(len(self._prompts)) if (law, way.name, i) not in self.known]
+        for start in range(0, len(missing), way.together):
+            indices = missing[start : start + way.together]
+            for line in self._written(indices, law, way):
+                with self._path.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                self.known[law, way.name, line["prompt"]] = line
+                yield line["prompt"]
+
+    def _written(self, indices: Sequence[int], law: str, way: Way) -> list[dict[str, Any]]:
+        runtime = self.runtime(way.threads)
+        limits = [len(self._prompts[i]) + self._new for i in indices]
+        context = Recorder(runtime, runtime.new_cache(len(indices), max(limits)), way.chunk)
+        ends = runtime.config.eos_token_ids.__contains__
+        texts = [
+            Text(i, slot, list(self._prompts[i]), limit, LAWS[law], Chance(SEED, i), ends)
+            for slot, (i, limit) in enumerate(zip(indices, limits, strict=True))
+        ]
+        accepted = dict.fromkeys(indices, 0)
+        drafter = way.candidate.make(runtime)
+        with closing(Loop(context)) as loop:
+            loop.add(texts, drafter)
+            while loop.texts:
+                for commit in loop.turn().commits:
+                    accepted[commit.sequence] += commit.accepted
+        for text in texts:
+            if text.error:
+                raise text.error
+        return [
+            {
+                "law": law,
+                "way": way.name,
+                "prompt": text.index,
+                "tokens": text.tokens[text.prompt_length :],
+                "digests": context.digests[text.index],
+                "accepted": accepted[text.index],
+            }
+            for text in texts
+        ]
+
+    def compared(self, law: str, way: Way) -> dict[str, Any]:
+        """Differing tokens and differing digests against plain decoding, and how much was compared."""
+        tokens = digests = accepted = total = 0
+        for i in range(len(self._prompts)):
+            ours, plain = (self.known[law, name, i] for name in (way.name, "plain"))
+            pairs = (zip(ours[key], plain[key], strict=False) for key in ("tokens", "digests"))
+            tokens_off, digests_off = (sum(a != b for a, b in pair) for pair in pairs)
+            uneven = abs(len(ours["tokens"]) - len(plain["tokens"]))
+            tokens, digests = tokens + tokens_off + uneven, digests + digests_off + uneven
+            accepted, total = accepted + ours["accepted"], total + len(plain["tokens"])
+        found = {"tokens": total, "differing_tokens": tokens, "differing_logits": digests, "accepted": accepted}
+        return {"law": law, "way": way.name} | found
+
+
+def chosen(args: argparse.Namespace, engine: selfspec.Engine) -> list[list[int]]:
+    """Prompts of all tasks in turn, as many as ``--tokens`` need."""
+    tasks: dict[str, list[list[int]]] = {}
+    for prompt in read_prompts(args.data):
+        assert engine.tokenizer is not None
+        tokens = list(encode_turns(engine.tokenizer, [{"role": "user", "content": prompt.turns[0]}]))
+        if len(tokens) + args.new_tokens <= engine.config.context_length:
+            tasks.setdefault(prompt.task, []).append(tokens)
+    found: list[list[int]] = []
+    for task in cycle(tasks):
+        if len(found) * args.new_tokens >= args.tokens or not any(tasks.values()):
+            return found
+        if tasks[task]:
+            found.append(tasks[task].pop(0))
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run what is missing, compare, and print; the last line is JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=EMBEDDED)
+    parser.add_argument("--data", default=None, help="prompts; by default the built-in ones")
+    parser.add_argument("--out", required=True, help="folder of the results so far")
+    parser.add_argument("--bits", nargs="+", type=int, default=[16, 8, 4])
+    parser.add_argument("--tokens", type=int, default=10_000, help="at most, of each way and precision")
+    parser.add_argument("--new-tokens", type=int, default=160, help="of a text")
+    parser.add_argument("--ways", nargs="+", default=None, help="only these, beside plain")
+    args = parser.parse_args(argv)
+    folder = Path(args.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    results, prompts = [], None
+    for bits in args.bits:
+        engine = selfspec.load(args.model, runtime="cpu", bits=bits, draft="plain")
+        prompts = prompts or chosen(args, engine)
+        key = blake2b(json.dumps([prompts, args.new_tokens, engine.fingerprint]).encode(), digest_size=4)
+        case = Case(args, bits, prompts, folder / f"{bits}-{key.hexdigest()}.jsonl")
+        for law in LAWS:
+            for way in ways(engine.config.num_layers):
+                if args.ways and way.name not in ("plain", *args.ways):
+                    continue
+                for done in case.run(law, way):
+                    print(f"\r{bits} bits, {law}, {way.name}: {done + 1}/{len(prompts)}", end="", file=sys.stderr)
+                results.append({"bits": bits, "prompts": len(prompts)} | case.compared(law, way))
+                print(
+                    "\r{bits} bits, {law}, {way}: {tokens} tokens, {accepted} of them drafted; "
+                    "{differing_tokens} tokens and {differing_logits} logits differ".format(**results[-1])
+                )
+    print(json.dumps(results))
+    if any(result["differing_tokens"] or result["differing_logits"] for result in results):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
