@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from selfspec.drafters.base import Drafter, DraftOptions
     from selfspec.measure.settings import Workload
 
-Asked = TypeVar("Asked", bound="Workload")
+Wanted = TypeVar("Wanted", bound="Workload")
 Command = TypeVar("Command", bound="Callable[..., Any]")
 _KINDS: dict[str, type] = {"int": int, "float": float}
 
@@ -148,7 +148,7 @@ class ProfileCommand(MeasuringCommand):
         return ProfileOptions
 
 
-def asked_of(kind: type[Asked], options: Mapping[str, Any]) -> tuple[Asked, dict[str, Any]]:
+def asked_of(kind: type[Wanted], options: Mapping[str, Any]) -> tuple[Wanted, dict[str, Any]]:
     """The options that a dataclass has, as one, and the flags that it does not have."""
     names = {field.name for field in fields(kind)}
     asked = {name: value for name, value in options.items() if name in names and value is not None}
