@@ -100,7 +100,8 @@ class Case:
     def kv_bytes(self) -> int:
         """Read by one row at this context."""
         width = 4 if self.runtime.kv == "float32" else 2
-        return int(self.runtime.config.kv_values_per_token) * self.context * width
+        values: int = self.runtime.config.kv_values_per_token
+        return values * self.context * width
 
 
 class Vectors:

@@ -156,7 +156,7 @@ def head(found: dict[str, Any]) -> str:
     where = ", ".join(f"{name} {value}" for name, value in found.items())
     return (
         "# Results\n\n"
-        "Made by `python bench/results.py`, section by section with the command that is given. Nothing is left out.\n"
+        "Made by `python bench/results.py`, section by section with the command that is given.\n"
         "Model: SmolLM2-135M-Instruct, the embedded one. S is the median of tokens per second ÷ those of our own\n"
         "plain decoding in the same runtime and precision, measured in alternation, with its 90 % interval: a\n"
         "rival with S below 1 is slower than our plain decoding. docs/benchmarking.md explains the rest.\n\n"

@@ -8,7 +8,7 @@ token, row i the i-th draft token. Its position is n - 1 plus its depth: in a ch
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -121,8 +121,11 @@ class Text:
 class Context:
     """What a drafter and the loop see of the model: rows to run, and texts to move forward.
 
-    ``row_layers`` [slots] counts what the rows of each slot have cost so far. A prompt runs in passes of at most
+    ``row_layers`` counts what the rows of each slot have cost so far. A prompt runs in passes of at most
     ``prefill_rows`` rows.
+
+    Between two passes this is plain Python where it can be: the weights have swept the caches, and a cold NumPy
+    call costs 10 to 100 µs.
     """
 
     def __init__(self, runtime: Runtime, cache: Cache, prefill_rows: int = PREFILL_ROWS) -> None:
@@ -130,7 +133,7 @@ class Context:
         self.cache = cache
         self._prefill_rows = prefill_rows
         self.full = LayerPlan.full(runtime.config.num_layers)
-        self.row_layers = np.zeros(cache.slots)
+        self.row_layers = [0.0] * cache.slots
         self._spans: dict[tuple[int, int], LayerPlan] = {}
 
     def prefill(self, text: Text) -> Array:
@@ -153,21 +156,17 @@ class Context:
 
         Rows whose states the draft kept join at the layer where it left; the others start at layer 0.
         """
-        tokens: list[int] = []
-        starts: list[int] = []
-        kept: list[Array] = []
-        for text, draft in zip(texts, drafts, strict=True):
-            num_kept = 0
-            if draft.hidden is not None:
-                num_kept = min(draft.hidden.shape[0], len(draft) + 1)
-                kept.append(draft.hidden[:num_kept])
-            count = len(draft) + 1
-            tokens += [text.pending, *draft.tokens]
-            starts += [draft.layer] * num_kept + [0] * (count - num_kept)
-        hidden = self._run_from(tokens, np.asarray(starts), kept, _rows(texts, drafts))
+        tokens = [
+            token for text, draft in zip(texts, drafts, strict=True) for token in (text.pending, *draft.tokens)
+        ]
+        rows = _rows(texts, drafts)
+        if all(draft.hidden is None for draft in drafts):
+            hidden = self._run(self.runtime.embed(tokens), self.full, rows)
+        else:
+            hidden = self._resume(tokens, drafts, rows)
         logits = self.runtime.logits(hidden)
-        edges = np.cumsum([0, *(len(draft) + 1 for draft in drafts)])
-        return [logits[start:stop] for start, stop in pairwise(edges.tolist())]
+        edges = accumulate((len(draft) + 1 for draft in drafts), initial=0)
+        return [logits[start:stop] for start, stop in pairwise(edges)]
 
     def commit(self, text: Text, draft: Draft, verdict: Verdict) -> Commit:
         """Move ``text`` forward by what was accepted and the bonus token."""
@@ -189,8 +188,22 @@ class Context:
         return self._spans[start, stop]
 
     def _run(self, hidden: Array, plan: LayerPlan, rows: Rows) -> Array:
-        self.row_layers += plan.row_layers * np.bincount(rows.slots, minlength=self.cache.slots)
+        each = plan.row_layers
+        for slot in rows.slots.tolist():
+            self.row_layers[slot] += each
         return self.runtime.run(hidden, plan, rows, self.cache)[0]
+
+    def _resume(self, tokens: list[int], drafts: Sequence[Draft], rows: Rows) -> Array:
+        """Run all rows to the last layer, those that have kept states from the layer of their draft."""
+        starts: list[int] = []
+        kept: list[Array] = []
+        for draft in drafts:
+            num_kept = 0
+            if draft.hidden is not None:
+                num_kept = min(draft.hidden.shape[0], len(draft) + 1)
+                kept.append(draft.hidden[:num_kept])
+            starts += [draft.layer] * num_kept + [0] * (len(draft) + 1 - num_kept)
+        return self._run_from(tokens, np.asarray(starts), kept, rows)
 
     def _run_from(self, tokens: list[int], starts: Integers, kept: list[Array], rows: Rows) -> Array:
         """Run each row from its start layer to the last; ``kept`` holds the states of those that start later."""
@@ -211,15 +224,17 @@ def _rows(texts: Sequence[Text], drafts: Sequence[Draft]) -> Rows:
     """The rows of pending and draft tokens, text after text; those of a text own its next cells, in order."""
     slots: list[int] = []
     cells: list[int] = []
-    parents: list[int] = []
     for text, draft in zip(texts, drafts, strict=True):
-        root, start, count = len(slots), len(text.tokens) - 1, len(draft) + 1
+        start, count = len(text.tokens) - 1, len(draft) + 1
         slots += [text.slot] * count
         cells += range(start, start + count)
-        follows = range(-1, count - 2) if draft.parents is None else draft.parents
-        parents += [-1, *(root + 1 + parent for parent in follows)]
     if all(draft.parents is None for draft in drafts):
         return Rows.of(slots, cells)
+    parents: list[int] = []
+    for draft in drafts:
+        root = len(parents)
+        follows = range(-1, len(draft) - 1) if draft.parents is None else draft.parents
+        parents += [-1, *(root + 1 + parent for parent in follows)]
     return Rows.trees(slots, cells, parents)
 
 

@@ -84,13 +84,13 @@ class Loop:
             assert text.limit <= context.cache.length
             with _errors_of([text]):
                 commit = _first_token(context, text)
-                cost = context.row_layers - before
-                commits.append(replace(commit, verify_row_layers=float(cost[text.slot])))
+                cost = context.row_layers[text.slot] - before[text.slot]
+                commits.append(replace(commit, verify_row_layers=cost))
                 if not text.is_ended:
                     drafter.begin(text)
                     self._drafters[text] = drafter
-        cost = context.row_layers - before
-        return Round(0, tuple(commits), started, started, self._now(), 0.0, float(cost.sum()))
+        cost = sum(context.row_layers) - sum(before)
+        return Round(0, tuple(commits), started, started, self._now(), 0.0, cost)
 
     def turn(self) -> Round:
         """One round of all texts in flight: draft, verify, commit."""
@@ -99,20 +99,23 @@ class Loop:
         drafted_at, drafted = self._now(), context.row_layers.copy()
         commits: list[Commit] = []
         scored = context.score(list(drafts), list(drafts.values())) if drafts else []
-        costs = (drafted - before, context.row_layers - drafted)
+        costs = [
+            (middle - first, last - middle)
+            for first, middle, last in zip(before, drafted, context.row_layers, strict=True)
+        ]
         for (text, draft), rows in zip(drafts.items(), scored, strict=True):
             with _errors_of([text]):
                 verify = _rule(text, draft)
                 verdict = verify(draft, _target(text, draft, rows), text.chance, text.ends)
-                draft_cost, verify_cost = (float(cost[text.slot]) for cost in costs)
                 commit = context.commit(text, draft, verdict)
+                draft_cost, verify_cost = costs[text.slot]
                 commits.append(replace(commit, draft_row_layers=draft_cost, verify_row_layers=verify_cost))
                 self._drafters[text].observe(text, commits[-1])
         for text in self.texts:
             if text.is_ended:
                 self._leave(text)
         self._index += 1
-        draft_sum, verify_sum = (float(cost.sum()) for cost in costs)
+        draft_sum, verify_sum = (sum(parts) for parts in zip(*costs, strict=True))
         ended = self._now()
         if drafts and all(draft.hidden is None for draft in drafts.values()):  # else the pass was not a whole one
             context.runtime.costs.observe(sum(len(draft) + 1 for draft in drafts.values()), ended - drafted_at)

@@ -79,3 +79,49 @@ class CostlyRuntime(Runtime):
 
 def successor(token: int) -> int:
     return (5 * token + 3) % VOCAB
+
+
+class LayeredRuntime(Runtime):
+    """Exits that agree with the last layer at known places, and passes of known cost.
+
+    A pass of T rows over n layers costs ``layer`` n (1 + ``more`` (T - 1)) seconds, the head ``head`` times the
+    same. A hidden state is (token, layers that ran, position); the target says `successor`.
+    """
+
+    name, precision, value_bytes = "layered", "float64", 8
+
+    def __init__(self, clock: Clock, layer: float = 1.0, head: float = 4.0, more: float = 0.25) -> None:
+        self.config = replace(TINY, vocab_size=VOCAB, context_length=10**4)
+        self._clock, self._layer, self._head, self._more = clock, layer, head, more
+
+    def agrees(self, position: int, layer: int) -> bool:
+        share = layer / self.config.num_layers
+        return layer == self.config.num_layers or (position * 7919 + layer * 104729) % 97 < 97 * share
+
+    def cost(self, layers: float, head: int, rows: int = 1) -> float:
+        return (layers * self._layer + head * self._head) * (1 + self._more * (rows - 1))
+
+    def embed(self, tokens: Any) -> Any:
+        return np.array([(token, 0, -1) for token in tokens], dtype=np.int64).reshape(-1, 3)
+
+    def run(self, hidden: Any, plan: Any, rows: Any, cache: Any, taps: Any = ()) -> Any:
+        self._clock.spend(self.cost(plan.row_layers, 0, len(rows)))
+        out = hidden.copy()
+        out[:, 2] = rows.positions
+        tapped = {tap: out + np.array((0, tap.layer + 1, 0)) for tap in taps}
+        out[:, 1] += int(plan.row_layers)
+        return out, tapped
+
+    def logits(self, hidden: Any) -> Any:
+        self._clock.spend(self.cost(0, 1, len(hidden)))
+        right = [
+            (successor(token) + (0 if self.agrees(position, layer) else 7)) % VOCAB
+            for token, layer, position in hidden.tolist()
+        ]
+        return np.eye(VOCAB)[right] * 5.0
+
+    def new_cache(self, slots: int, length: int) -> MarkovCache:
+        return MarkovCache(slots, length)
+
+    def keep(self, cache: Any, rows: Any) -> None:
+        pass

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +14,13 @@ from selfspec.cli.asking import Asked, asked
 from selfspec.cli.flags import ModelCommand, unwrapped, wrapping
 from selfspec.cli.journal import Journal, opened, partial_of
 from selfspec.cli.opening import open_engine
-from selfspec.cli.output import emit_json, examples, note
+from selfspec.cli.output import emit_json, examples, note, progress
 from selfspec.cli.reading import read_file, stdin
 from selfspec.engine import DEFAULT_SLOTS
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from selfspec.engine import Engine
     from selfspec.request import Completion
@@ -129,7 +127,7 @@ def _answer(engine: Engine, lines: Sequence[Asked], journal: Journal, slots: int
         note(f"{sums.resumed} of {len(lines)} lines were done before; going on with the others")
     waiting = [line for line in lines if line.number not in journal]
     began = time.perf_counter()
-    with _progress(len(lines), sums.resumed) as advance:
+    with progress(len(lines), sums.resumed) as advance:
         good: list[tuple[Asked, Mapping[str, Any]]] = []
         for line in waiting:
             if isinstance(line.request, Exception):
@@ -151,17 +149,6 @@ def _result(line: Asked, found: Completion | Exception) -> dict[str, Any]:
     if not isinstance(found, Exception):
         return {"id": line.id, **found.to_dict()}
     return {"id": line.id, "error": {"type": type(found).__name__, "message": " ".join(str(found).split())}}
-
-
-@contextmanager
-def _progress(total: int, done: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, where somebody watches; gives what moves it on."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with click.progressbar(length=total, file=sys.stderr, show_pos=True) as bar:
-        bar.update(done)
-        yield bar.update
 
 
 def _report(sums: _Sums, texts: int, failed: int, as_json: bool) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from selfspec.cli.bench_page import ceiling_lines, page, worse_lines
-from selfspec.cli.flags import BenchCommand
+from selfspec.cli.flags import BenchCommand, asked_of
 from selfspec.cli.opening import open_engine
-from selfspec.cli.output import emit_json, examples, json_line, note, write_whole
+from selfspec.cli.output import emit_json, examples, json_line, note, progress, write_whole
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from selfspec.engine import Engine
     from selfspec.measure.bench import Benchmark
@@ -96,10 +93,7 @@ class _Plan:
         """Split the flags into those of the benchmark and those that open the model."""
         from selfspec.measure.settings import BenchOptions
 
-        names = {field.name for field in fields(BenchOptions)}
-        asked = {name: value for name, value in options.items() if name in names and value is not None}
-        rest = {name: value for name, value in options.items() if name not in names}
-        return cls(BenchOptions(**asked), rest)
+        return cls(*asked_of(BenchOptions, options))
 
     def head(self, engine: Engine) -> dict[str, Any]:
         """The first part of the document: what is measured, where."""
@@ -164,16 +158,6 @@ def _measured(plan: _Plan, engine: Engine, head: dict[str, Any]) -> tuple[dict[s
 def _run(bench: Benchmark, prompts: Sequence[Prompt], options: BenchOptions) -> None:
     from selfspec.measure.bench import num_matches
 
-    with _bar(num_matches(prompts, options)) as step:
+    with progress(num_matches(prompts, options), label="measuring") as step:
         for _ in bench.run(prompts):
             step(1)
-
-
-@contextmanager
-def _bar(length: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar where somebody watches; nothing in a log."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with click.progressbar(length=length, label="measuring", file=sys.stderr) as bar:
-        yield bar.update

@@ -92,7 +92,7 @@ def _speedups(
 ) -> str:
     """S by row and column; with the document, the baseline's tokens per second too."""
     header = [title, *columns]
-    lines = [[name, *(_ratio(cells.get(column)) for column in columns)] for name, cells in rows.items()]
+    lines = [[name, *(ratio(cells.get(column)) for column in columns)] for name, cells in rows.items()]
     if document is not None:
         base = document["baseline"]
         header.insert(1, f"{base} tok/s")
@@ -109,13 +109,14 @@ def _speedups(
 def _phases(document: Mapping[str, Any], columns: Sequence[str]) -> str:
     """The two parts of an answer: speculation changes only what follows the first token."""
     decoding, prefill = document["decoding"], document["prefill"]["all"]
-    lines = [[name, *(_ratio(cells.get(column)) for column in columns)] for name, cells in decoding.items()]
-    lines.append(["all, to the first token", *(_ratio(prefill.get(column)) for column in columns)])
+    lines = [[name, *(ratio(cells.get(column)) for column in columns)] for name, cells in decoding.items()]
+    lines.append(["all, to the first token", *(ratio(prefill.get(column)) for column in columns)])
     title = "S after the first token, by task\n"
     return title + table([["task", *columns], *lines]) if columns else ""
 
 
-def _ratio(cell: Mapping[str, Any] | None) -> str:
+def ratio(cell: Mapping[str, Any] | None) -> str:
+    """A `Ratio` with its interval and what it decides."""
     if cell is None:
         return "-"
     mark = "?" if cell["verdict"] == "undecided" else " "
@@ -137,18 +138,19 @@ def _cells(cell: Mapping[str, Any]) -> Iterable[str]:
         f"{cell['runs']}",
         f"{speed['p50']:.1f}",
         f"{speed['p95']:.1f}",
-        _number(cell["ttft_seconds"], 1e3, ".0f"),
-        _number(cell["tpot_seconds"], 1e3, ".1f"),
-        _number(cell.get("acceptance_rate"), 1, ".2f"),
-        _number(cell.get("mean_accepted_length"), 1, ".2f"),
-        _number(cell.get("accepted_per_round"), 1, ".2f"),
-        _number(cell.get("drafted"), 1, ".0f"),
-        _number(cell.get("wasted"), 1, ".0f"),
-        _number(cell.get("row_layers_per_token"), 1, ".1f"),
+        number(cell["ttft_seconds"], 1e3, ".0f"),
+        number(cell["tpot_seconds"], 1e3, ".1f"),
+        number(cell.get("acceptance_rate"), 1, ".2f"),
+        number(cell.get("mean_accepted_length"), 1, ".2f"),
+        number(cell.get("accepted_per_round"), 1, ".2f"),
+        number(cell.get("drafted"), 1, ".0f"),
+        number(cell.get("wasted"), 1, ".0f"),
+        number(cell.get("row_layers_per_token"), 1, ".1f"),
     )
 
 
-def _number(value: float | None, scale: float, form: str) -> str:
+def number(value: float | None, scale: float, form: str) -> str:
+    """A number that may not be known."""
     return "-" if value is None else format(value * scale, form)
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from selfspec.drafters.base import Drafter, DraftOptions
+    from selfspec.measure.settings import Workload
 
+Wanted = TypeVar("Wanted", bound="Workload")
 Command = TypeVar("Command", bound="Callable[..., Any]")
 _KINDS: dict[str, type] = {"int": int, "float": float}
 
@@ -110,18 +112,47 @@ class ModelCommand(MadeCommand):
         return [*model_flags(), *_request_flags(), *draft_flags(DEFAULT_DRAFT)]
 
 
-class BenchCommand(MadeCommand):
-    """A command with the flags of a model and of a benchmark."""
+class MeasuringCommand(MadeCommand):
+    """A command with the flags of a model, and those of a dataclass that says what is measured."""
+
+    def measured_by(self) -> type[Workload]:
+        """The dataclass."""
+        raise NotImplementedError
 
     def made_flags(self) -> list[Flag]:
         """Model and measuring."""
-        from selfspec.measure.settings import BenchOptions
-
         asked = [
             _flag(field, field.metadata["help"], "Measuring", multiple=field.default == ())
-            for field in fields(BenchOptions)
+            for field in fields(self.measured_by())
         ]
         return [*model_flags(), *asked]
+
+
+class BenchCommand(MeasuringCommand):
+    """``selfspec bench``."""
+
+    def measured_by(self) -> type[Workload]:
+        """Its options."""
+        from selfspec.measure.settings import BenchOptions
+
+        return BenchOptions
+
+
+class ProfileCommand(MeasuringCommand):
+    """``selfspec profile``."""
+
+    def measured_by(self) -> type[Workload]:
+        """Its options."""
+        from selfspec.measure.settings import ProfileOptions
+
+        return ProfileOptions
+
+
+def asked_of(kind: type[Wanted], options: Mapping[str, Any]) -> tuple[Wanted, dict[str, Any]]:
+    """The options that a dataclass has, as one, and the flags that it does not have."""
+    names = {field.name for field in fields(kind)}
+    asked = {name: value for name, value in options.items() if name in names and value is not None}
+    return kind(**asked), {name: value for name, value in options.items() if name not in names}
 
 
 def model_flags() -> list[Flag]:

@@ -36,6 +36,7 @@ VERBS = {
     "info": "Sizes of a model, and what a draft would cost with it.",
     "certify": "Prove on your own model that drafts change nothing.",
     "bench": "How fast drafters and other programs are, task by task.",
+    "profile": "What exits, passes and drafts cost here, and the speedups they promise.",
     "estimate": "What a draft is worth, from its acceptance rate and cost.",
 }
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +14,7 @@ import click
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from typing import TextIO
 
@@ -59,6 +60,17 @@ def examples(*commands: str) -> str:
 def note(line: str) -> None:
     """A remark on stderr that steps back behind the text: dim where colours are shown."""
     click.echo(click.style(line, dim=True) if has_colours(sys.stderr) else line, err=True)
+
+
+@contextmanager
+def progress(total: int, done: int = 0, label: str | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr where somebody watches, nothing in a log; gives what moves it on."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with click.progressbar(length=total, label=label, file=sys.stderr, show_pos=True) as bar:
+        bar.update(done)
+        yield bar.update
 
 
 def has_colours(stream: TextIO | None) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from selfspec.engine import Engine
-    from selfspec.measure.settings import BenchOptions
+    from selfspec.measure.settings import BenchOptions, Workload
     from selfspec.measure.tasks import Prompt
     from selfspec.measure.timing import Column
     from selfspec.model import Tokenizer
@@ -96,7 +96,7 @@ def num_matches(prompts: Sequence[Prompt], options: BenchOptions) -> int:
     return sum(len(prompt.turns) for prompt in prompts) * len(options.temperatures) * options.repeats
 
 
-def require_fit(engine: Engine, prompts: Sequence[Prompt], options: BenchOptions) -> None:
+def require_fit(engine: Engine, prompts: Sequence[Prompt], options: Workload) -> None:
     """Raise OptionError if not even the first turn of any prompt fits into the model's context."""
     tokenizer, most = require_tokenizer(engine), engine.config.context_length
     first = ([{"role": "user", "content": prompt.turns[0]}] for prompt in prompts)

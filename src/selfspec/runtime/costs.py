@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TypeAlias
 
 PRIOR = 0.15
 """Share of a one-row pass that another row is taken to cost before anything is known."""
@@ -23,25 +23,24 @@ class PassCosts:
     """
 
     def __init__(self) -> None:
-        lean = np.array([[-PRIOR, 1.0, 0.0], [-PRIOR, 0.0, 1.0]])
-        self._prior = _TRUST * lean.T @ lean
-        self._squares = np.zeros((3, 3))
-        self._sums = np.zeros(3)
         self._line = (1.0, PRIOR, PRIOR)
-        self._seen = 0
+        # sums over the passes, with x = T - 1 and z = max(0, T - 8): of 1, x, z, xx, xz, zz, y, xy, zy
+        self._sums = [0.0] * 9
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a pass of ``rows`` rows over all layers that took ``seconds``, with what belongs to it."""
         if seconds <= 0.0:
             return
-        if self._seen:
+        if self._sums[0]:
             seconds = min(seconds, _SPIKE * self._line[0] * self.v(rows))
-        self._seen += 1
-        x = np.array([1.0, rows - 1.0, max(0.0, rows - BEND)])
-        self._squares = MEMORY * self._squares + np.outer(x, x)
-        self._sums = MEMORY * self._sums + seconds * x
-        # the first pass settles a, since nothing leans towards a value of it
-        a, b, c = np.linalg.solve(self._squares + self._prior, self._sums).tolist()
+        x, z = rows - 1.0, float(max(0, rows - BEND))
+        seen = (1.0, x, z, x * x, x * z, z * z, seconds, x * seconds, z * seconds)
+        self._sums = [MEMORY * old + new for old, new in zip(self._sums, seen, strict=True)]
+        n, sx, sz, xx, xz, zz, y, xy, zy = self._sums
+        # normal equations; the leaning adds the squares of b - PRIOR a and c - PRIOR a
+        lean = _TRUST * PRIOR
+        n, sx, sz, xx, zz = n + 2 * lean * PRIOR, sx - lean, sz - lean, xx + _TRUST, zz + _TRUST
+        a, b, c = _solved((n, sx, sz), (sx, xx, xz), (sz, xz, zz), (y, xy, zy))
         self._line = (max(a, 1e-9), max(b, 0.0), max(c, 0.0))
 
     def v(self, rows: int) -> float:
@@ -55,3 +54,22 @@ class PassCosts:
         Without drafts a pass over ``texts`` texts adds a token to each: the row costs the tokens of that time.
         """
         return (self.v(rows + 1) - self.v(rows)) * texts / self.v(texts)
+
+
+_Vector: TypeAlias = tuple[float, float, float]
+
+
+def _solved(first: _Vector, second: _Vector, third: _Vector, right: _Vector) -> _Vector:
+    """The solution of linear equations with the given columns, by Cramer's rule: no library call is as fast."""
+    whole = _determinant(first, second, third)
+    return (
+        _determinant(right, second, third) / whole,
+        _determinant(first, right, third) / whole,
+        _determinant(first, second, right) / whole,
+    )
+
+
+def _determinant(a: _Vector, b: _Vector, c: _Vector) -> float:
+    return (
+        a[0] * (b[1] * c[2] - b[2] * c[1]) - a[1] * (b[0] * c[2] - b[2] * c[0]) + a[2] * (b[0] * c[1] - b[1] * c[0])
+    )

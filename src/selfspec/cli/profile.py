@@ -1,0 +1,124 @@
+"""``selfspec profile``: what drafts would cost and gain on this model, machine and data, before they are run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from selfspec.cli.flags import ProfileCommand, asked_of
+from selfspec.cli.notebook import Notebook
+from selfspec.cli.opening import open_engine
+from selfspec.cli.output import emit_json, examples, note, progress
+from selfspec.cli.profile_page import page
+from selfspec.errors import OptionError
+
+if TYPE_CHECKING:
+    from selfspec.engine import Engine
+    from selfspec.measure.profile import Profile
+    from selfspec.measure.settings import ProfileOptions
+
+# what a later run may ask otherwise and still go on with the measurements
+_FREE = ("budget", "check", "points", "pairs")
+
+_EXAMPLES = examples(
+    "selfspec profile",
+    "selfspec profile --data question.jsonl --budget 10m --out profile.json",
+    "selfspec profile --gamma 4 --points 8:1,15:2,26:2 --check 0 --temperature 0",
+)
+
+
+@click.command("profile", cls=ProfileCommand, epilog=_EXAMPLES)
+@click.option(
+    "--out",
+    metavar="FILE",
+    help="Keep the measurements and the result there, as JSON; a later run goes on with it.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the tables.")
+def command(out: str | None, as_json: bool, **options: Any) -> None:
+    """What early exits cost and gain here: c by layer, v(T), α by layer, and S of every (k, γ).
+
+    \b
+    passes   v(T): passes of 1 to γ+1 rows after so many tokens; bytes, operations, bandwidth
+    answers  α: plain decoding's own answers, and how every layer agrees with them
+    rounds   c: the loop's own rounds, draft and verification, on a grid of (k, γ)
+    checks   S measured, in pairs with plain decoding, beside the prediction
+
+    Predictions replay the rounds that the loop would run along those answers and count what they cost.
+    What does not fit into --budget is left out and named; with --out, the same command goes on with it. Run
+    nothing else beside it.
+    """  # noqa: D301 (click keeps the line breaks after a backspace)
+    from selfspec.measure.profile import Profile, questions_of
+    from selfspec.measure.settings import ProfileOptions
+    from selfspec.measure.tasks import choose, read_prompts
+
+    asked, opening = asked_of(ProfileOptions, options)
+    prompts = choose(read_prompts(asked.data), asked.task_names, asked.limit)
+    if out is not None:
+        _check_target(Path(out))
+    notebook = Notebook(None if out is None else Path(out))
+    engine = open_engine(opening)
+    head = _head(engine, asked)
+    notebook.require(_identity(engine, asked, head))
+    profile = Profile(engine, questions_of(engine, prompts, asked), asked, notebook.units)
+    try:
+        _run(profile, notebook)
+    except KeyboardInterrupt:
+        if out is not None:
+            note(f"what was measured is in {out!r}; run the same command again to go on")
+        raise
+    document = head | profile.report().document() | {"left_out": profile.left_out}
+    notebook.save(document)
+    if as_json:
+        emit_json(document)
+    else:
+        click.echo(page(document))
+
+
+def _check_target(path: Path) -> None:
+    """Minutes of work must not end with a file that cannot be written."""
+    if path.is_dir():
+        raise OptionError(f"--out {str(path)!r} is a folder; name a file")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise OptionError(f"--out {str(path)!r} cannot be written: no such folder, or no permission")
+
+
+def _head(engine: Engine, options: ProfileOptions) -> dict[str, Any]:
+    """What is measured, where."""
+    from selfspec._version import __version__
+    from selfspec.measure.report import machine
+
+    return {
+        "selfspec": __version__,
+        "model": engine.name,
+        "runtime": engine.runtime.name,
+        "runs_on": engine.runtime.runs_on,
+        "precision": engine.runtime.precision,
+        "layers": engine.config.num_layers,
+        "machine": machine(),
+        "options": asdict(options) | {"data": options.data or "built-in"},
+    }
+
+
+def _identity(engine: Engine, options: ProfileOptions, head: dict[str, Any]) -> dict[str, Any]:
+    """What measurements must share to stand in one file."""
+    data = b"" if options.data is None else Path(options.data).read_bytes()
+    shaping = {name: value for name, value in asdict(options).items() if name not in (*_FREE, "data")}
+    same = ("selfspec", "model", "runtime", "runs_on", "precision", "machine")
+    own = {name: head[name] for name in same}
+    return {**own, "fingerprint": engine.fingerprint, "data": hashlib.sha256(data).hexdigest(), "options": shaping}
+
+
+def _run(profile: Profile, notebook: Notebook) -> None:
+    """All sections, each with a bar; what is measured is kept at once."""
+    for section in profile.sections():
+        if not section.missing:
+            continue
+        with progress(len(section.work), section.num_done, section.name.ljust(8)) as step:
+            for _ in section.run():
+                notebook.save()
+                step(1)

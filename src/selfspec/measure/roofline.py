@@ -1,0 +1,49 @@
+"""Bytes, operations and bandwidth of passes: what a row cannot be faster than, and how near it comes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from selfspec.runtime.base import Runtime
+
+_CELLS = 1024  # caches are padded; over this many cells it does not show
+
+
+def kv_bytes_per_token(runtime: Runtime) -> float:
+    """Bytes of keys and values that a row reads for every token before it."""
+    cells = min(_CELLS, runtime.config.context_length)
+    return runtime.new_cache(1, cells).nbytes / cells
+
+
+def roofline(ceiling: Mapping[str, float], runtime: Runtime, one_row: Mapping[int, float]) -> list[dict[str, Any]]:
+    """For each context of ``one_row`` (context -> seconds of a pass over one row): the bounds, and what is reached.
+
+    A pass reads all weights and the keys and values of its context once; each row multiplies and adds them once.
+    ``arithmetic_bound_rows`` are the rows from which on arithmetic takes longer than reading. The bandwidth and the
+    speed are those of `selfspec.measure.passes.measure_ceiling`.
+    """
+    config, kv = runtime.config, kv_bytes_per_token(runtime)
+    found = []
+    for context, seconds in one_row.items():
+        read = ceiling["weight_bytes"] + context * kv
+        scores = 4 * context * config.num_heads * config.head_dim * config.num_layers  # queries, then values
+        operations = ceiling["operations"] + scores
+        memory, arithmetic = read / ceiling["bytes_per_second"], operations / ceiling["operations_per_second"]
+        found.append(
+            {
+                "context": context,
+                "weight_bytes": ceiling["weight_bytes"],
+                "kv_bytes": round(context * kv),
+                "operations_per_row": operations,
+                "memory_seconds": memory,
+                "arithmetic_seconds_per_row": arithmetic,
+                "arithmetic_bound_rows": memory / arithmetic,
+                "measured_seconds": seconds,
+                "bytes_per_second_reached": read / seconds,
+                "share_of_bound": max(memory, arithmetic) / seconds,
+            }
+        )
+    return found
