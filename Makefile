@@ -32,8 +32,9 @@ native: $(VENV)/.dev  ## compile the native core into src/selfspec again, after 
 	cmake -S native -B build/native -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 	cmake --build build/native -j
 
-docs: $(VENV)/.dev  ## write docs/cli.md from --help
+docs: $(VENV)/.dev  ## write docs/cli.md from --help, and docs/families.md from the families
 	$(BIN)/python docs/make_cli.py
+	$(BIN)/python docs/make_families.py
 
 bench: $(VENV)/.dev  ## the main job against plain decoding and transformers (minutes; run nothing beside it)
 	$(BIN)/python bench/loop_overhead.py

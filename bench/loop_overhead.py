@@ -40,7 +40,7 @@ class FreeRuntime(Runtime):
         self._logits = np.zeros((64, vocab_size), dtype=np.float32)
         self._hidden = np.zeros((64, 1), dtype=np.float32)
 
-    def embed(self, tokens: Any) -> Any:
+    def embed(self, tokens: Any, positions: Any = None) -> Any:
         return self._hidden[: len(tokens)]
 
     def run(self, hidden: Any, plan: Any, rows: Any, cache: Any, taps: Any = ()) -> Any:

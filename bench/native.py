@@ -87,9 +87,8 @@ class Case:
 
     def rows(self, count: int, start: int) -> Any:
         rows = Rows.of([0] * count, range(start, start + count))
-        return self.runtime.run(
-            self.runtime.embed(self.tokens[start : start + count]), self.full, rows, self.cache
-        )[0]
+        hidden = self.runtime.embed(self.tokens[start : start + count], rows.positions)
+        return self.runtime.run(hidden, self.full, rows, self.cache)[0]
 
     def turn(self, count: int) -> None:
         self.runtime.best(self.rows(count, self.context))

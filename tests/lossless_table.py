@@ -91,7 +91,7 @@ class Bush(Drafter):
         rows = Rows.trees(
             [text.slot] * kept, range(start, start + kept), [-1, *(p + 1 for p in parents[: kept - 1])]
         )
-        hidden = context.runtime.embed([text.pending, *tokens[: kept - 1]])
+        hidden = context.runtime.embed([text.pending, *tokens[: kept - 1]], rows.positions)
         hidden, _ = context.runtime.run(hidden, context.full.span(0, self.exit_layer), rows, context.cache)
         return Draft(tokens, None, hidden, self.exit_layer, parents)
 
@@ -141,7 +141,7 @@ def check_cache(context, texts, _round):
         tokens = text.tokens[: text.cached]
         fresh = runtime.new_cache(1, len(tokens))
         rows = Rows.of([0] * len(tokens), range(len(tokens)))
-        runtime.run(runtime.embed(tokens), LayerPlan.full(runtime.config.num_layers), rows, fresh)
+        runtime.run(runtime.embed(tokens, rows.positions), LayerPlan.full(runtime.config.num_layers), rows, fresh)
         for ours, theirs in zip(context.cache.keys + context.cache.values, fresh.keys + fresh.values, strict=True):
             assert (ours[text.slot, : len(tokens)] - theirs[0]).abs().max() < 1e-12
 

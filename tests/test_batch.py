@@ -293,7 +293,7 @@ def test_out_of_memory_is_one_error_for_all(engine, monkeypatch):
 
     results = engine.batch([{"prompt": [1], "max_new_tokens": 2}, {"prompt": [1], "max_new_tokens": 3}], slots=1)
     next(results)
-    monkeypatch.setattr("selfspec.runtime.torch._lengthened", full)
+    monkeypatch.setattr("selfspec.runtime.torch_cache._lengthened", full)
     with pytest.raises(OutOfMemoryError, match="fewer texts at once"):
         next(results)
 

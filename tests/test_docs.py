@@ -19,6 +19,13 @@ def test_cli_page_is_the_help_text():
     assert done.returncode == 0
 
 
+def test_families_page_is_the_data():
+    """Guards docs/families.md: run `make docs` after changing a family."""
+    code = "import make_families as m, sys; sys.exit(m.page() != m.PAGE.read_text(encoding='utf-8'))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "docs", check=False)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("page", [*sorted(p.name for p in ROOT.glob("*.md")), "docs"])
 def test_links_lead_somewhere(page):
     """Guards links between the pages."""

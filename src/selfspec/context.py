@@ -142,14 +142,14 @@ class Context:
         for start in range(text.cached, len(text.tokens), self._prefill_rows):
             chunk = text.tokens[start : start + self._prefill_rows]
             rows = Rows.of([text.slot] * len(chunk), range(start, start + len(chunk)))
-            hidden = self._run(self.runtime.embed(chunk), self.full, rows)
+            hidden = self._run(self.runtime.embed(chunk, rows.positions), self.full, rows)
         assert hidden is not None
         return self.runtime.logits(hidden[-1:])[0]
 
     def step(self, plan: LayerPlan, texts: Sequence[Text], tokens: Sequence[int], depth: int) -> Array:
         """Run ``plan`` over one draft row per text, ``depth`` rows past its pending one: [len(texts), d]."""
         rows = Rows.of([t.slot for t in texts], [len(t.tokens) - 1 + depth for t in texts])
-        return self._run(self.runtime.embed(tokens), plan, rows)
+        return self._run(self.runtime.embed(tokens, rows.positions), plan, rows)
 
     def score(self, texts: Sequence[Text], drafts: Sequence[Draft]) -> list[Array]:
         """One full pass over pending and draft tokens; per text the target's logits [len(draft) + 1, V].
@@ -177,6 +177,9 @@ class Context:
         tokens = text.extend([draft.tokens[i] for i in branch], verdict.bonus)
         text.cached = len(text.tokens) - 1
         return Commit(text.index, tokens, draft.widths, verdict.accepted, text.finish_reason)
+
+    def _embed(self, tokens: Sequence[int], order: Integers, rows: Rows) -> Array:
+        return self.runtime.embed([tokens[r] for r in order], rows.positions[order])
 
     def _span(self, start: int, stop: int) -> LayerPlan:
         """Layers ``[start, stop)`` of the full model, made once: a plan sorts its steps."""
@@ -206,7 +209,7 @@ class Context:
         """Run each row from its start layer to the last; ``kept`` holds the states of those that start later."""
         later = np.flatnonzero(starts > 0)
         order = np.flatnonzero(starts == 0)
-        hidden = self.runtime.embed([tokens[r] for r in order]) if len(order) else None
+        hidden = self._embed(tokens, order, rows) if len(order) else None
         states = _concatenate(kept) if kept else None
         for start, stop in pairwise(sorted({0, *starts.tolist(), self.full.num_layers})):
             if start > 0:

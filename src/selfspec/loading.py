@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selfspec.engine import Engine
-from selfspec.errors import OptionError, RuntimeMissingError
-from selfspec.model import EMBEDDED, Tokenizer, find_checkpoint
+from selfspec.errors import OptionError, RuntimeMissingError, UnsupportedModelError
+from selfspec.model import EMBEDDED, Tokenizer, config_of, find_checkpoint
+from selfspec.model.load import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from selfspec.model.config import ModelConfig
 
 RUNTIMES = ("auto", "torch", "cpu")
 _TORCH_ONLY = ("dtype", "device")
@@ -39,7 +43,8 @@ def load(
         Only with a model object: its fast tokenizer. Without one, prompts are token ids.
     runtime
         "cpu" (the native core), "torch", or "auto": torch for a model object, where ``dtype`` or ``device``
-        is given, and where torch has a GPU; else the native core, if it is installed.
+        is given, and where torch has a GPU; else the native core, if it is installed and has the operators of
+        the model's family; else torch, and ``notify`` is told why.
     notify
         Called with a line when something takes long or was repaired (conversion, damaged cache).
     progress
@@ -67,6 +72,14 @@ def load(
         return Engine(shared, own, type(model).__name__, **options)
     if tokenizer is not None:
         raise OptionError("tokenizer is only for a model object; a checkpoint brings its own")
+    if chosen == "cpu" and (missing := _lacking(model)):
+        if runtime == "cpu" or given:
+            without = f" without {' and '.join(given)}" if given else ""
+            raise UnsupportedModelError(
+                f"the native core has no {missing}, which {Path(model).name} needs; use runtime torch{without}"
+            )
+        notify(f"the native core has no {missing}; running in torch")
+        chosen = "torch"
     if chosen == "cpu":
         return _load_cpu(model, placed, (notify, progress), options)
     checkpoint = find_checkpoint(model, notify=notify)
@@ -85,13 +98,24 @@ def _load_cpu(model: Any, placed: dict[str, Any], told: tuple[Any, Any], options
     return Engine(made, packed.tokenizer, packed.name, packed.fingerprint, **options)
 
 
-def default_runs_on() -> str:
-    """What would run a checkpoint here by default: the native core with its kernels and threads, or torch."""
+def _lacking(model: str | os.PathLike[str]) -> str:
+    """What the native core lacks for this checkpoint, in words; "" if it can run it."""
+    kind, _, _ = locate(model)
+    if kind == "gguf":  # of families that it runs
+        return ""
+    from selfspec.runtime.cpu import lacking
+
+    return lacking(config_of(model))
+
+
+def default_runs_on(config: ModelConfig) -> str:
+    """What would run this model here by default: the native core with its kernels and threads, or torch."""
     if _choose("auto", [], False) == "torch":
         return "torch"
-    from selfspec.runtime.cpu import described
+    from selfspec.runtime.cpu import described, lacking
 
-    return described()
+    missing = lacking(config)
+    return f"torch (the native core has no {missing})" if missing else described()
 
 
 def has_native() -> bool:

@@ -28,7 +28,7 @@ def oracle(
     while len(tokens) < len(prompt) + max_new_tokens:
         rows = Rows.of([0] * len(tokens), range(len(tokens)))
         cache = runtime.new_cache(1, len(tokens))
-        hidden, _ = runtime.run(runtime.embed(tokens), full, rows, cache)
+        hidden, _ = runtime.run(runtime.embed(tokens, rows.positions), full, rows, cache)
         law = distribution(runtime.logits(hidden[-1:])[0], sampling, Prefix(tokens, len(prompt)))
         if sampling.coupled:
             law = chance.realise(law, len(tokens))

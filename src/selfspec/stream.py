@@ -36,7 +36,7 @@ class Memory:
             if ours != theirs:
                 break
             shared += 1
-        return self.cache, shared
+        return self.cache, shared if self.cache.rewinds(len(self.tokens), shared) else 0
 
 
 class Stream:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_GAMMA",
+    "MAX_SIBLINGS",
+    "MOST_ROWS",
     "Array",
     "Dense",
     "Distribution",
@@ -43,6 +45,8 @@ __all__ = [
 Part: TypeAlias = Literal["attention", "mlp"]
 FinishReason: TypeAlias = Literal["stop", "length"]
 MAX_GAMMA = 64  # most tokens of a draft
+MAX_SIBLINGS = 16  # most leaves beside a token of a comb
+MOST_ROWS = 1 + MAX_GAMMA * (1 + MAX_SIBLINGS)  # of a text in one verification
 
 
 def namespace(array: Array) -> Any:
@@ -154,12 +158,14 @@ class LayerPlan:
     """Which sub-layers of a model with ``num_layers`` layers a pass runs, in ascending order.
 
     Early exit and layer skip are one concept: ``exit_at`` keeps ``[0, k)``, ``skipping`` leaves sub-layers out,
-    ``span`` keeps what lies in a range of layers (verification resumes with it).
+    ``span`` keeps what lies in a range of layers (verification resumes with it). ``experts`` is how many
+    experts of a mixture each row has, instead of as many as the model was made with.
     """
 
     num_layers: int
     attention: tuple[int, ...]
     mlp: tuple[int, ...]
+    experts: int | None = None
 
     @classmethod
     def full(cls, num_layers: int) -> LayerPlan:
@@ -203,6 +209,8 @@ class LayerPlan:
     @cached_property
     def shared_prefix(self) -> int:
         """How many leading layers equal the full model's: verification resumes at this layer."""
+        if self.experts is not None:
+            return 0  # a mixture may be in any layer
         whole = set(self.attention) & set(self.mlp)
         return next((i for i in range(self.num_layers) if i not in whole), self.num_layers)
 
@@ -212,6 +220,8 @@ class LayerPlan:
         return (len(self.attention) + len(self.mlp)) / 2
 
     def __str__(self) -> str:
+        if self.experts is not None:
+            return f"{replace(self, experts=None)}, {self.experts} experts"
         if self == self.full(self.num_layers):
             return f"full {self.num_layers}"
         prefix = self.shared_prefix

@@ -89,8 +89,8 @@ def test_models_that_cannot_be_read(refused, tmp_path):
     """Guards the errors of the model package on their way to the terminal."""
     assert "there is no folder or file" in refused("info", tmp_path / "missing")
     assert "there is no config.json" in refused("info", tmp_path)
-    Path(tmp_path / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["GPT2LMHeadModel"]}))
-    assert "'GPT2LMHeadModel'" in refused("info", tmp_path, "--json")
+    Path(tmp_path / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["MambaForCausalLM"]}))
+    assert "'MambaForCausalLM'" in refused("info", tmp_path, "--json")
 
 
 @pytest.mark.embedded

@@ -69,7 +69,10 @@ def test_config_of_both_generations(changes, expected):
         ({"architectures": ["llama"]}, ("'llama'", "LlamaForCausalLM")),
         ({"architectures": [], "model_type": "qwen9"}, ("qwen9",)),
         ({"hidden_act": "gelu"}, ("hidden_act", "gelu", "silu")),
-        ({"rope_scaling": {"type": "yarn", "factor": 2}}, ("yarn", "default, linear, llama3")),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2}},
+            ("dynamic", "default, linear, llama3, yarn, longrope"),
+        ),
         ({"rope_parameters": {"rope_type": "dynamic\nx"}}, ("dynamic",)),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, ("partial_rotary_factor", "0.5")),
         ({"torch_dtype": "float8_e4m3fn"}, ("float8_e4m3fn", "bfloat16")),

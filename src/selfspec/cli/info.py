@@ -42,8 +42,8 @@ def command(model: str | None, dtype: str | None, as_json: bool) -> None:
     from selfspec.model.load import config_of
 
     name = EMBEDDED if model is None else model
-    document = _document(name, with_offer(name, lambda: config_of(name)), dtype)
-    document["runs_on"] = default_runs_on()
+    config = with_offer(name, lambda: config_of(name))
+    document = _document(name, config, dtype) | {"runs_on": default_runs_on(config)}
     if as_json:
         emit_json(document)
     else:
@@ -89,7 +89,7 @@ def _width(dtype: str) -> int:
 
 
 def _costs(config: ModelConfig) -> list[dict[str, Any]]:
-    layer, head, layers = config.layer_parameters, config.head_parameters, config.num_layers
+    layer, head, layers = config.active_layer_parameters, config.head_parameters, config.num_layers
     return [{"exit_layer": k, "c": (k * layer + head) / (layers * layer + head)} for k in range(1, layers)]
 
 

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 from selfspec.drafters.base import DraftOptions, option
 from selfspec.errors import OptionError
-from selfspec.types import Draft
+from selfspec.types import MAX_SIBLINGS, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from selfspec.types import Array, Distribution
-
-MAX_SIBLINGS = 16
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def logits_of(runtime: Runtime, tokens: Sequence[int], span: tuple[int, int], ca
     start, stop = span
     rows = Rows.of([0] * (stop - start), range(start, stop))
     full = LayerPlan.full(runtime.config.num_layers)
-    hidden, _ = runtime.run(runtime.embed(tokens[start:stop]), full, rows, cache)
+    hidden, _ = runtime.run(runtime.embed(tokens[start:stop], rows.positions), full, rows, cache)
     return on_host(runtime.logits(hidden))
 
 

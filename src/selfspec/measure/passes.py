@@ -50,7 +50,8 @@ def pass_seconds(
     times = []
     for _ in range(repeats + 1):
         started = clock()
-        logits = runtime.logits(runtime.run(runtime.embed(tokens), plan, placed, cache)[0])
+        hidden = runtime.embed(tokens, placed.positions)
+        logits = runtime.logits(runtime.run(hidden, plan, placed, cache)[0])
         float(logits[-1][0])  # a GPU has not finished before its result is read
         times.append(clock() - started)
     return statistics.median(times[1:])
@@ -93,11 +94,11 @@ class Ceiling:
 
 def measure_ceiling(runtime: Runtime) -> Ceiling | None:
     """Measure the machine and one pass, in about two seconds; None where the weights are on no CPU."""
-    probe = runtime.embed([0])
+    probe = runtime.embed([0], np.zeros(1, dtype=np.int64))
     if getattr(getattr(probe, "device", None), "type", "cpu") != "cpu":  # NumPy's device is a text
         return None
     config, threads = runtime.config, available_processors()
-    weights = config.num_layers * config.layer_parameters + config.head_parameters
+    weights = config.num_layers * config.active_layer_parameters + config.head_parameters
     return Ceiling(
         weight_bytes=runtime.pass_bytes,
         operations=2 * weights,

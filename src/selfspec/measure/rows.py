@@ -80,6 +80,7 @@ def _batch(runtime: Runtime, tokens: Sequence[int]) -> Numbers:
     for step in range(LENGTH):
         slots = [slot for slot in range(SLOTS) if slot <= step]
         rows = Rows.of(slots, [step - slot for slot in slots])
-        hidden, _ = runtime.run(runtime.embed([tokens[step - slot] for slot in slots]), full, rows, cache)
+        hidden = runtime.embed([tokens[step - slot] for slot in slots], rows.positions)
+        hidden, _ = runtime.run(hidden, full, rows, cache)
         out.append(on_host(runtime.logits(hidden[:1])))
     return np.concatenate(out)

@@ -12,7 +12,7 @@ from selfspec.types import LayerPlan, Rows, SubLayer, on_host
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from selfspec.types import Array
+    from selfspec.types import Array, Integers
 
 Steps = tuple[SubLayer, ...]
 
@@ -50,12 +50,13 @@ class Table(Runtime):
         self._known = len(prompt) - 1  # cells that every text shares
         self._cache = runtime.new_cache(1, len(prompt) + new_tokens)
         if self._known:
-            runtime.run(runtime.embed(prompt[:-1]), self.full, _rows(0, self._known), self._cache)
+            rows = _rows(0, self._known)
+            runtime.run(runtime.embed(prompt[:-1], rows.positions), self.full, rows, self._cache)
         self._keys: list[tuple[tuple[int, ...], Steps]] = []
         self._numbers: dict[tuple[tuple[int, ...], Steps], int] = {}
         self._logits: dict[int, Array] = {}
 
-    def embed(self, tokens: Sequence[int]) -> Array:
+    def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:  # noqa: ARG002
         """States [R, 2] that stand for nothing yet."""
         return np.asarray([(-1, token) for token in tokens], dtype=np.int64).reshape(-1, 2)
 
@@ -109,9 +110,10 @@ class Table(Runtime):
 
     def _measured(self, tokens: tuple[int, ...], steps: Steps) -> Array:
         """One pass of the model over what follows the shared cells."""
-        plan = LayerPlan(self.full.num_layers, *(_layers(steps, part) for part in ("attention", "mlp")))
-        new = tokens[self._known :]
-        hidden, _ = self._runtime.run(self._runtime.embed(new), plan, _rows(self._known, len(tokens)), self._cache)
+        plan = LayerPlan(self.full.num_layers, _layers(steps, "attention"), _layers(steps, "mlp"))
+        rows = _rows(self._known, len(tokens))
+        hidden = self._runtime.embed(tokens[self._known :], rows.positions)
+        hidden, _ = self._runtime.run(hidden, plan, rows, self._cache)
         return on_host(self._runtime.logits(hidden[-1:]))[0]
 
 

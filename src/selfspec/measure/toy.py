@@ -12,7 +12,7 @@ from selfspec.runtime.base import Cache, Runtime
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from selfspec.types import Array, LayerPlan, Rows, Sampling
+    from selfspec.types import Array, Integers, LayerPlan, Rows, Sampling
 
 
 class MarkovCache(Cache):
@@ -53,7 +53,7 @@ class MarkovRuntime(Runtime):
         self._embedding = random.normal(size=(vocab_size, vocab_size))
         self._layers = random.normal(size=(num_layers, vocab_size, vocab_size)) * 0.8
 
-    def embed(self, tokens: Sequence[int]) -> Array:
+    def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:  # noqa: ARG002
         """A random vector [V] per token."""
         return self._embedding[list(tokens)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from selfspec.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
-from selfspec.model.families import config_from_hf, is_ignored, weight_shapes
+from selfspec.model.families import config_from_hf, is_ignored, weight_shapes, weights_by_role, with_layout_of
 from selfspec.model.reading import Fields, listed, one_line, quoted, read_json, read_json_if_there
 from selfspec.model.safetensors_file import Header, have_same_bytes, read_header
 from selfspec.model.tokenizer import Tokenizer
@@ -70,6 +70,7 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     files = _weight_files(folder)
     headers = {file: read_header(folder / file) for file in sorted(set(files.values()))}
     found = _tensors(headers, files)
+    config = with_layout_of(config, found)
     _check_tensors(folder, config, {tensor: headers[file] for tensor, file in found.items()})
     _check_tied_head(folder, config, headers, found)
     config, tokenizer = _with_tokenizer(folder, config)
@@ -186,13 +187,14 @@ def _check_tied_head(
     folder: Path, config: ModelConfig, headers: Mapping[str, Header], found: Mapping[str, str]
 ) -> None:
     """A tied head may be stored as well, but only as a copy: another one would be a model that we do not run."""
-    if not config.tied_head or "lm_head.weight" not in found:
+    roles = weights_by_role(replace(config, tied_head=False))
+    names = [roles[role].name for role in ("embedding", "head")]
+    if not config.tied_head or names[1] not in found:
         return
-    names = ("model.embed_tokens.weight", "lm_head.weight")
     embedding, head = ((folder / found[name], headers[found[name]].tensors[name]) for name in names)
     if not have_same_bytes(embedding, head):
         raise CorruptModelError(
-            f"config.json in {quoted(folder)} ties lm_head.weight to the embedding, but the weights have a "
+            f"config.json in {quoted(folder)} ties {names[1]} to the embedding, but the weights have a "
             "different one; set tie_word_embeddings to false, or delete that tensor"
         )
 

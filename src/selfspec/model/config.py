@@ -1,12 +1,22 @@
-"""What the runtimes need to know of a decoder: sizes and switches, read from a checkpoint by ``families``."""
+"""What the runtimes need to know of a decoder: sizes, and per layer the facts that tell families apart.
+
+Read from a checkpoint by ``families``. The defaults are those of the Llama type, so a plain `ModelConfig` with
+no ``layers`` is one.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from selfspec.model.families.base import Counts
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """The precisions of weights, and the bytes of one."""
+
+NormKind: TypeAlias = Literal["rms", "rms_wide", "rms_plus_one", "layer", "layer_wide"]
+Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,22 +24,119 @@ class Rope:
     """Rotary position embedding; ``kind`` selects how the inverse frequencies are scaled.
 
     ``linear`` divides them by ``factor``; ``llama3`` divides the low ones by ``factor`` and blends between
-    ``original_context / low_freq_factor`` and ``original_context / high_freq_factor`` (Llama 3.1).
+    ``original_context / low_freq_factor`` and ``original_context / high_freq_factor`` (Llama 3.1); ``yarn``
+    blends by rotations within ``original_context``, between ``beta_fast`` and ``beta_slow`` (arXiv 2309.00071),
+    with whole dimensions as borders if ``truncate``; ``longrope`` divides each by its own of ``factors``
+    (arXiv 2402.13753). ``attention_factor`` multiplies cosines and sines. ``share`` of each head is turned,
+    from its start; the members of a pair are half of that apart, or neighbours if ``interleaved``. ``narrow``
+    turns in float32 whatever the precision.
     """
 
     theta: float = 10_000.0
-    kind: Literal["default", "linear", "llama3"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    factors: tuple[float, ...] = ()
+    attention_factor: float = 1.0
+    share: float = 1.0
+    interleaved: bool = False
+    narrow: bool = False
+
+    def dims(self, head_dim: int) -> int:
+        """How many dimensions of a head are turned."""
+        return int(head_dim * self.share)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts in the place of an MLP.
+
+    The router's ``per_token`` largest logits choose among ``count`` experts of ``width``. ``weighting``:
+    "all" is the soft-max over all experts, "renormed" that, divided by the sum of the chosen, both in float32;
+    "chosen" is the soft-max over the chosen logits. ``shared_width`` is that of an expert that every token has,
+    gated by a sigmoid; 0: none. ``clamp`` and ``sharpness`` are those of GPT-OSS' activation, (up + 1) * gate *
+    sigmoid(sharpness * gate) with clamped inputs.
+    """
+
+    count: int
+    per_token: int
+    width: int
+    weighting: Literal["all", "renormed", "chosen", "chosen_float32"] = "all"
+    shared_width: int = 0
+    clamp: float | None = None
+    sharpness: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one layer computes, beyond the sizes of the model.
+
+    ``window``: a row sees its last ``window`` positions, its own included. ``rope`` None: positions do not
+    enter. ``scale`` of the scores, None: head_dim ** -0.5; ``soft_cap`` c: c * tanh(score / c). ``sinks``: a
+    learned score per head takes part in the soft-max, and has no value. ``qk_norm``: queries and keys are
+    normed per head, or over all heads at once.
+
+    ``norm_before``: each part norms what it reads; ``norm_after``: what it adds. ``parallel``: attention and
+    MLP both read what enters the layer, through one norm ("shared") or each through its own ("separate").
+    ``residual_scale`` multiplies what a part adds.
+    """
+
+    rope: Rope | None = Rope()
+    window: int | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+    qk_norm: Literal["none", "head", "width"] = "none"
+    norm: NormKind = "rms"
+    norm_before: bool = True
+    norm_after: bool = False
+    parallel: Literal["no", "shared", "separate"] = "no"
+    residual_scale: float = 1.0
+    activation: Activation = "silu"
+    experts: Experts | None = None
+
+    @property
+    def own_mlp_norm(self) -> bool:
+        """Whether the MLP has a norm of its own before it."""
+        return self.norm_before and self.parallel != "shared"
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether the MLP reads what attention has added to."""
+        return self.parallel == "no"
+
+    @property
+    def separate_norms(self) -> bool:
+        """Whether attention and MLP read the same, each through its own norm."""
+        return self.parallel == "separate"
+
+    @property
+    def dense(self) -> bool:
+        """Whether the MLP is one, and no mixture."""
+        return self.experts is None
+
+    @property
+    def shared_expert(self) -> bool:
+        """Whether every token has one expert more."""
+        return self.experts is not None and self.experts.shared_width > 0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One decoder-only transformer of the Llama type.
+    """One decoder-only transformer.
 
-    ``dtype`` is the precision of the stored weights ("float32", "bfloat16", "float16", "float64").
+    ``layers`` are empty, one entry for all layers, or one for each; empty is the Llama type with ``rope``.
+    ``layout`` is which of its family's lists of weight names the weights have. ``dtype`` is the precision of
+    the stored weights ("float32", "bfloat16", "float16", "float64").
+
+    ``position_offset``: positions are learned vectors, added to the embedding, and that of position p is row
+    p + offset; None: no. ``embedding_scale`` multiplies the embedding, ``logit_scale`` the logits;
+    ``logit_cap`` c makes c * tanh(logit / c) of them.
     """
 
     family: str
@@ -48,27 +155,51 @@ class ModelConfig:
     mlp_bias: bool = False
     dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = ()
+    layers: tuple[Layer, ...] = ()
+    layout: int = 0
+    position_offset: int | None = None
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+
+    def layer(self, index: int) -> Layer:
+        """The facts of one layer."""
+        if not self.layers:
+            return Layer(rope=self.rope)
+        return self.layers[0] if len(self.layers) == 1 else self.layers[index]
 
     @property
-    def layer_parameters(self) -> int:
-        """Weights of one layer."""
-        d, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        attention = 2 * d * q + 2 * d * kv + (q + 2 * kv + d) * self.attention_bias
-        mlp = 3 * d * self.intermediate_size + (2 * self.intermediate_size + d) * self.mlp_bias
-        return attention + mlp + 2 * d
-
-    @property
-    def head_parameters(self) -> int:
-        """Weights that the LM head reads: the output matrix and the final norm."""
-        return self.vocab_size * self.hidden_size + self.hidden_size
-
-    @property
-    def parameters(self) -> int:
-        """All weights; a tied head is counted once."""
-        embedding = 0 if self.tied_head else self.vocab_size * self.hidden_size
-        return self.num_layers * self.layer_parameters + self.head_parameters + embedding
+    def has_positions(self) -> bool:
+        """Whether positions are learned vectors."""
+        return self.position_offset is not None
 
     @property
     def kv_values_per_token(self) -> int:
         """Numbers that the KV cache holds per token, all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    @property
+    def parameters(self) -> int:
+        """All weights; a tied head is counted once."""
+        return _counts(self).total
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer; the mean where layers differ."""
+        return _counts(self).layer
+
+    @property
+    def active_layer_parameters(self) -> int:
+        """Weights of one layer that a row reads: of a mixture, only the experts that it has."""
+        return _counts(self).active_layer
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights that the LM head reads: the output matrix and the final norm."""
+        return _counts(self).head
+
+
+def _counts(config: ModelConfig) -> Counts:
+    from selfspec.model.families import counts  # the lists of weights know what there is
+
+    return counts(config)

@@ -13,7 +13,7 @@ import numpy as np
 from selfspec.errors import CorruptModelError, UnsupportedModelError
 from selfspec.model.disk import room
 from selfspec.model.embedded import unpacked
-from selfspec.model.families import config_from_hf, family_of, gguf_family, shape_of, weights
+from selfspec.model.families import config_from_hf, family_of, gguf_family, gguf_weights, weight_shapes
 from selfspec.model.gguf_tokenizer import build_tokenizer, special_ids, token_strings
 from selfspec.model.reading import Fields, listed, one_line, quoted
 from selfspec.model.safetensors_file import write_float32
@@ -244,7 +244,7 @@ def _llama3_scaling(metadata: Fields, factors: Array, theta: float, head_dim: in
 
 
 def _check_tensors(file: _File) -> None:
-    wanted = {weight.gguf: shape_of(weight, file.config) for weight in weights(file.config)}
+    wanted = {weight.gguf: weight.shape for weight in gguf_weights(file.config)}
     if missing := [name for name in wanted if name not in file.tensors]:
         raise CorruptModelError(f"{quoted(file.path)} lacks the tensors {listed(missing)}; download it again")
     if unknown := [name for name in file.tensors if name not in wanted and name != _ROPE_FACTORS]:
@@ -264,21 +264,21 @@ def _check_tensors(file: _File) -> None:
 
 
 def _write_float32(folder: Path, config: ModelConfig, stored: Iterator[tuple[str, Stored]]) -> None:
-    shapes = {weight.name: shape_of(weight, config) for weight in weights(config)}
+    shapes = weight_shapes(config)
     with room(folder, 4 * config.parameters):
         write_float32(folder / "model.safetensors", shapes, ((name, weight.dense()) for name, weight in stored))
 
 
 def _stored(file: _File) -> Iterator[tuple[str, Stored]]:
     """Every weight under its canonical name; of block types the rows stay as they are stored."""
-    for weight in weights(file.config):
-        tensor, shape = file.tensors[weight.gguf], shape_of(weight, file.config)
+    for weight in gguf_weights(file.config):
+        tensor = file.tensors[weight.gguf]
         kind = tensor.tensor_type.name.lower()
         data = tensor.data.view("<u2") if kind == "bf16" else tensor.data
-        if weight.rotary:
-            data = half_split(data, getattr(file.config, weight.rotary))
+        if weight.rotary_heads:
+            data = half_split(data, weight.rotary_heads)
         origin = f"{weight.gguf} in {quoted(file.path)}"
-        yield weight.name, Stored(_PLAIN.get(kind, kind), shape, data, origin)
+        yield weight.name, Stored(_PLAIN.get(kind, kind), weight.shape, data, origin)
 
 
 def half_split(rows: Array, heads: int) -> Array:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from selfspec.model.config import ModelConfig
-    from selfspec.types import Array, LayerPlan, Rows, SubLayer
+    from selfspec.types import Array, Integers, LayerPlan, Rows, SubLayer
 
 
 class Cache(ABC):
@@ -25,6 +25,13 @@ class Cache(ABC):
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes held."""
+
+    def rewinds(self, written: int, to: int) -> bool:  # noqa: ARG002
+        """Whether the first ``to`` cells of a text of ``written`` cells still serve a text that goes on from there.
+
+        A draft that is rejected never needs to ask. Caches that keep every cell always can.
+        """
+        return True
 
     @abstractmethod
     def longer(self, length: int) -> Cache:
@@ -52,9 +59,9 @@ class Runtime(ABC):
 
     @property
     def pass_bytes(self) -> int:
-        """Bytes of weights that a full pass reads: all layers and the head."""
+        """Bytes of weights that a full pass of one row reads: all layers and the head."""
         config = self.config
-        return (config.num_layers * config.layer_parameters + config.head_parameters) * self.value_bytes
+        return (config.num_layers * config.active_layer_parameters + config.head_parameters) * self.value_bytes
 
     @cached_property
     def costs(self) -> PassCosts:
@@ -62,8 +69,11 @@ class Runtime(ABC):
         return PassCosts()
 
     @abstractmethod
-    def embed(self, tokens: Sequence[int]) -> Array:
-        """Hidden states [R, d] that enter layer 0."""
+    def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:
+        """Hidden states [R, d] that enter layer 0.
+
+        ``positions`` [R] are needed where positions are learned vectors (``config.has_positions``).
+        """
 
     @abstractmethod
     def run(

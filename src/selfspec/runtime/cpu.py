@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from selfspec.errors import OptionError, OutOfMemoryError
+from selfspec.errors import OptionError, OutOfMemoryError, UnsupportedModelError
+from selfspec.model.config import Layer
+from selfspec.model.families import weights_by_role
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.packing import PRECISIONS, Packed, native
 from selfspec.runtime.rotary import inverse_frequencies
@@ -31,15 +33,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 _MOST_THREADS = 1024
-_ROLES = {
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
+_ROLES = ("q", "k", "v", "o", "gate", "up", "down")
+_KNOWN_ROLES = {*_ROLES, *(f"{role}_bias" for role in _ROLES), "attention_norm", "mlp_norm"}
 
 
 class Best(NamedTuple):
@@ -78,7 +73,9 @@ class CpuCache(Cache):
 
 
 class CpuRuntime(Runtime):
-    """Runs plans of a Llama-type decoder in the native core. Hidden states and logits are float32 NumPy arrays.
+    """Runs plans of a decoder in the native core, which has the operators of the Llama type (see `lacking`).
+
+    Hidden states and logits are float32 NumPy arrays.
 
     Parameters
     ----------
@@ -99,6 +96,8 @@ class CpuRuntime(Runtime):
     ------
     OptionError
         A wrong option, or the core is not built.
+    UnsupportedModelError
+        The model needs what the core does not have.
     """
 
     name = "cpu"
@@ -123,24 +122,27 @@ class CpuRuntime(Runtime):
             raise OptionError(
                 f"kernels is {self.kernels!r}; this processor has {', '.join(native().kernel_sets())}"
             )
-        self._head = _packed(weights, "model.embed_tokens.weight" if config.tied_head else "lm_head.weight")
+        if missing := lacking(config):
+            raise UnsupportedModelError(f"the native core has no {missing}, which {config.family} needs; use torch")
+        self._ends = weights_by_role(config)
+        self._head = _packed(weights, self._ends["embedding" if config.tied_head else "head"].name)
         self.precision = _precision(weights, self._head)
         self.kv = ("float32" if self.precision == "float32" else "float16") if kv is None else kv
         if self.kv not in ("float16", "float32"):
             raise OptionError(f"kv is {self.kv!r}; it must be float16 or float32")
         self._model = _model(config, self.kernels, self.threads)
-        self._embedding = _packed(weights, "model.embed_tokens.weight").matrix()
+        self._embedding = _packed(weights, self._ends["embedding"].name).matrix()
         self._fill(weights)
 
     def _fill(self, weights: Mapping[str, Packed | Floats]) -> None:
         for layer in range(self.config.num_layers):
-            prefix = f"model.layers.{layer}."
-            for role, name in _ROLES.items():
-                matrix = _packed(weights, f"{prefix}{name}.weight").matrix()
-                self._model.set_linear(layer, role, matrix, weights.get(f"{prefix}{name}.bias"))
-            self._model.set_norm(layer, "attention", weights[f"{prefix}input_layernorm.weight"])
-            self._model.set_norm(layer, "mlp", weights[f"{prefix}post_attention_layernorm.weight"])
-        self._model.set_norm(0, "final", weights["model.norm.weight"])
+            names = {role: weight.name for role, weight in weights_by_role(self.config, layer).items()}
+            for role in _ROLES:
+                bias = weights[names[f"{role}_bias"]] if f"{role}_bias" in names else None
+                self._model.set_linear(layer, role, _packed(weights, names[role]).matrix(), bias)
+            self._model.set_norm(layer, "attention", weights[names["attention_norm"]])
+            self._model.set_norm(layer, "mlp", weights[names["mlp_norm"]])
+        self._model.set_norm(0, "final", weights[self._ends["final_norm"].name])
         self._model.set_linear(0, "head", self._head.matrix(), None)
 
     @property
@@ -154,7 +156,7 @@ class CpuRuntime(Runtime):
         layers = [w for name, w in self._weights.items() if ".layers." in name and isinstance(w, Packed)]
         return sum(weight.data.nbytes for weight in [*layers, self._head])
 
-    def embed(self, tokens: Sequence[int]) -> Floats:
+    def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Floats:  # noqa: ARG002
         """Hidden states [R, d] that enter layer 0."""
         out = np.empty((len(tokens), self.config.hidden_size), dtype=np.float32)
         native().unpack_rows(self._embedding, np.asarray(tokens, dtype=np.int64), out)
@@ -211,6 +213,39 @@ class CpuRuntime(Runtime):
         self._model.move(cache.native, *where)
 
 
+def lacking(config: ModelConfig) -> str:
+    """What the core does not have and this model needs, in words; "" if it runs it."""
+    facts = [config.layer(index) for index in range(config.num_layers)]
+    plain, layer = Layer(), facts[0]
+    windows = {f.window for f in facts if f.window is not None and f.window < config.context_length}
+    ropes = {f.rope for f in facts}
+    rope = next((f.rope for f in facts if f.rope), None)
+    needs = {
+        "mixtures of experts": any(f.experts for f in facts),
+        "sliding windows": windows,
+        "layers without rotary embeddings": None in ropes,
+        "several rotary embeddings": len(ropes - {None}) > 1,
+        "learned positions": config.has_positions,
+        "parallel residuals": not layer.is_sequential,
+        "norms after attention and MLP": layer.norm_after,
+        "norms of queries and keys": layer.qk_norm != "none",
+        f"norms of the kind {layer.norm}": layer.norm != plain.norm,
+        f"the activation {layer.activation}": layer.activation != plain.activation,
+        "scaled scores": any(f.scale not in (None, config.head_dim**-0.5) for f in facts),
+        "soft caps": layer.soft_cap is not None or config.logit_cap is not None,
+        "sinks": layer.sinks,
+        "scaled embeddings, residuals or logits": {config.embedding_scale, config.logit_scale, layer.residual_scale}
+        != {1.0},
+        "rotary embeddings of a part of each head": rope is not None and rope.share != 1.0,
+        "rotary embeddings of neighbouring pairs": rope is not None and rope.interleaved,
+        f"the rope type {rope.kind if rope else ''}": rope is not None and rope.attention_factor != 1.0,
+    }
+    missing = [what for what, is_needed in needs.items() if is_needed]
+    if not missing and set(weights_by_role(config, 0)) - _KNOWN_ROLES:
+        missing = ["fused weights"]
+    return ", ".join(missing)
+
+
 @lru_cache(maxsize=256)  # a drafter repeats its plans
 def _steps(plan: LayerPlan, taps: tuple[SubLayer, ...]) -> tuple[Integers, Integers]:
     """The steps of a plan as the core wants them, and for each the index of its tap, or -1."""
@@ -235,7 +270,9 @@ def _model(config: ModelConfig, kernels: str, threads: int) -> Any:
         config.num_layers, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
         config.head_dim, config.vocab_size,
     )  # fmt: skip
-    frequencies = inverse_frequencies(config.rope, config.head_dim)
+    rope = config.layer(0).rope
+    assert rope is not None
+    frequencies = inverse_frequencies(rope, config.head_dim)
     return native().Model(sizes, config.norm_eps, frequencies, kernels, threads)
 
 

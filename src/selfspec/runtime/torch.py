@@ -15,171 +15,71 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 
-from selfspec.errors import CorruptModelError, OptionError, OutOfMemoryError, UnsupportedModelError
+from selfspec.errors import CorruptModelError, OptionError, UnsupportedModelError
 from selfspec.model.config import DTYPE_BYTES
+from selfspec.model.families import config_from_hf, family_of, weight_shapes, weights_by_role, with_layout_of
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.products import linear
 from selfspec.runtime.rotary import inverse_frequencies
-from selfspec.types import Array, LayerPlan, Rows, SubLayer
+from selfspec.runtime.torch_block import Block, norm_of
+from selfspec.runtime.torch_cache import FEWER, Rings, TorchCache, memory_for
+from selfspec.runtime.torch_placement import Placement, Turn, split
+from selfspec.types import MOST_ROWS, Array, LayerPlan, Rows, SubLayer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
-    from selfspec.model.config import ModelConfig
-
-
-_FEWER = "ask for fewer tokens, or fewer texts at once"
-
-
-class TorchCache(Cache):
-    """Keys and values per layer: [slots, length, KV heads, head width]. Zeroed, so unused cells stay finite."""
-
-    def __init__(self, keys: list[Tensor], values: list[Tensor]) -> None:
-        self.slots, self.length = keys[0].shape[:2]
-        self.keys, self.values = keys, values
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(t.nbytes for t in self.keys + self.values)
-
-    def longer(self, length: int) -> TorchCache:
-        """A longer copy."""
-        with _memory_for(f"a KV cache of {self.slots} x {length} tokens beside the one it replaces; {_FEWER}"):
-            return TorchCache(*([_lengthened(t, length) for t in part] for part in (self.keys, self.values)))
-
-
-def _lengthened(old: Tensor, length: int) -> Tensor:
-    new = _writable(old, (old.shape[0], length, *old.shape[2:]))
-    new[:, : old.shape[1]] = old
-    return new
-
-
-def _writable(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Zeros that may be written later, outside the `torch.inference_mode` that the caller may be in, too."""
-    with torch.inference_mode(False):
-        return like.new_zeros(*shape)
-
-
-class _Layer:
-    """The tensors of one layer."""
-
-    def __init__(self, weights: Mapping[str, Tensor], index: int) -> None:
-        def get(name: str) -> tuple[Tensor, Tensor | None]:
-            full = f"model.layers.{index}.{name}"
-            return weights[f"{full}.weight"], weights.get(f"{full}.bias")
-
-        self.attention_norm, _ = get("input_layernorm")
-        self.q, self.k, self.v = get("self_attn.q_proj"), get("self_attn.k_proj"), get("self_attn.v_proj")
-        self.o = get("self_attn.o_proj")
-        self.mlp_norm, _ = get("post_attention_layernorm")
-        self.gate, self.up, self.down = get("mlp.gate_proj"), get("mlp.up_proj"), get("mlp.down_proj")
-
-
-class _Placement:
-    """Where the rows of one pass read and write, computed once for all its layers."""
-
-    def __init__(self, rows: Rows, cache: TorchCache, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
-        device = inverse_frequencies.device
-        self.visible = int(rows.cells.max()) + 1
-        assert self.visible <= cache.length
-        self.slots = torch.from_numpy(rows.slots).to(device)
-        self.cells = torch.from_numpy(rows.cells).to(device)
-        positions = torch.from_numpy(rows.positions).to(device)
-        angles = positions.float()[:, None] * inverse_frequencies
-        angles = torch.cat((angles, angles), dim=-1)[:, None, :]
-        self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)  # [R, 1, head width]
-        self.distinct: slice | Tensor
-        slots, segment = np.unique(rows.slots, return_inverse=True)
-        self.single = int(slots[0]) if len(slots) == 1 else None
-        self.mask: Tensor | None = None
-        if self.single is None:
-            self._pad(slots, segment.reshape(-1), self._sees(rows, device))
-        elif len(rows) > 1 or rows.lineage is not None:
-            self.mask = self._sees(rows, device)
-
-    def _sees(self, rows: Rows, device: torch.device) -> Tensor:
-        """Which cells of its slot each row sees: [R, visible]."""
-        cells = torch.arange(self.visible, device=device)
-        if rows.lineage is None:
-            return cells <= self.cells[:, None]
-        lineage = torch.from_numpy(rows.lineage).to(device)
-        return (cells < lineage[:, :1]).scatter_(1, lineage, True)
-
-    def _pad(self, slots: np.ndarray[Any, Any], segment: np.ndarray[Any, Any], sees: Tensor) -> None:
-        """Give every slot the same number of rows: row r becomes [segment, offset] of [slots, widest]."""
-        device = sees.device
-        counts = np.bincount(segment)
-        order = np.argsort(segment, kind="stable")
-        offset = np.empty_like(segment)
-        offset[order] = np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.segment = torch.from_numpy(segment).to(device)
-        self.offset = torch.from_numpy(offset).to(device)
-        self.shape = (len(slots), int(counts.max()))
-        first, last = int(slots[0]), int(slots[-1])
-        # neighbouring slots are a view of the cache, others are copied
-        is_run = last - first == len(slots) - 1
-        self.distinct = slice(first, last + 1) if is_run else torch.from_numpy(slots).to(device)
-        padded = torch.zeros(*self.shape, self.visible, dtype=torch.bool, device=device)
-        padded[..., 0] = True  # padding sees cell 0, and is dropped
-        padded[self.segment, self.offset] = sees
-        self.mask = padded[:, None]  # [slots, 1, widest, visible]
-
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention of q [R, heads, width] over the cells that each row sees: [R, heads, width]."""
-        if self.single is not None:
-            k, v = keys[self.single, : self.visible], values[self.single, : self.visible]
-            out = _attention(q[None], k[None], v[None], self.mask)
-            return out[0]
-        k, v = keys[self.distinct, : self.visible], values[self.distinct, : self.visible]
-        padded = q.new_zeros(*self.shape, *q.shape[1:])
-        padded[self.segment, self.offset] = q
-        return _attention(padded, k, v, self.mask)[self.segment, self.offset]
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Grouped-query attention; q, k, v are [batch, rows or cells, heads, width], and so is the result."""
-    out = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, enable_gqa=True
-    )
-    return out.transpose(1, 2)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cos + turned * sin
+    from selfspec.model.config import ModelConfig, Rope
+    from selfspec.types import Integers
 
 
 class TorchRuntime(Runtime):
-    """Runs plans of a Llama-type decoder in torch.
+    """Runs plans of a decoder of any known family in torch.
 
     Parameters
     ----------
     config
         Sizes and switches.
     weights
-        Canonical (Hugging Face Llama) name to tensor; used as they are, never copied. A tied model needs no
-        ``lm_head.weight``.
+        Canonical (Hugging Face) name to tensor; used as they are, never copied. A tied model needs no
+        weight of the head.
     """
 
     name = "torch"
+    most_rows = MOST_ROWS  # of a slot in one pass, where a layer has a window; longer passes are cut
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
         self.config = config
         self.weights = weights
-        self._embedding = weights["model.embed_tokens.weight"]
-        self._layers = [_Layer(weights, i) for i in range(config.num_layers)]
-        self._norm = weights["model.norm.weight"]
-        self._head = self._embedding if config.tied_head else weights["lm_head.weight"]
-        self._heads = [config.num_heads, config.num_kv_heads]
-        self._frequencies = torch.from_numpy(inverse_frequencies(config.rope, config.head_dim)).to(
-            self._embedding.device
-        )
+        ends = self._tensors(None)
+        self._embedding = ends["embedding"]
+        self._positions = ends.get("positions")
+        self._norm = norm_of(config, config.layer(0).norm, ends, "final_norm")
+        self._head = ends.get("head", self._embedding)
+        self._scale = None if config.embedding_scale == 1.0 else self._embedding.new_tensor(config.embedding_scale)
+        self._turns: dict[Rope, Turn] = {}
+        self._blocks = [
+            Block(config, index, self._tensors(index), self._turn(config.layer(index).rope))
+            for index in range(config.num_layers)
+        ]
         self.precision = str(self._embedding.dtype).removeprefix("torch.")
         self.value_bytes = self._embedding.element_size()
+
+    def _tensors(self, layer: int | None) -> dict[str, Tensor]:
+        """The tensors of a layer, or of embedding, final norm and head, by role; matrices as [out, in]."""
+        return {
+            role: self.weights[weight.name].transpose(-1, -2) if weight.transposed else self.weights[weight.name]
+            for role, weight in weights_by_role(self.config, layer).items()
+        }
+
+    def _turn(self, rope: Rope | None) -> Turn | None:
+        """A rotary embedding with its frequencies, one for all layers that have it."""
+        if rope is not None and rope not in self._turns:
+            frequencies = torch.from_numpy(inverse_frequencies(rope, self.config.head_dim))
+            self._turns[rope] = Turn(rope, frequencies.to(self._embedding.device))
+        return None if rope is None else self._turns[rope]
 
     @classmethod
     def load(
@@ -194,7 +94,7 @@ class TorchRuntime(Runtime):
         chosen = _dtype(config.dtype if dtype is None else dtype)
         target = _device(device)
         weights: dict[str, Tensor] = {}
-        with _memory_for(f"{config.parameters:,} weights in {chosen}; use a lower dtype or a smaller model"):
+        with memory_for(f"{config.parameters:,} weights in {chosen}; use a lower dtype or a smaller model"):
             for path in sorted(set(files.values())):
                 try:
                     with safe_open(path, framework="pt", device=str(target)) as reader:
@@ -222,34 +122,37 @@ class TorchRuntime(Runtime):
         Its texts end at the end-of-text ids of its generation config, else of its config, else at those given.
         Raises UnsupportedModelError for another kind of object, or an end-of-text id that is no token of it.
         """
-        from selfspec.model.families import config_from_hf, weight_shapes
-
         if not hasattr(getattr(model, "config", None), "to_dict") or isinstance(model, type):
             raise UnsupportedModelError(f"{type(model).__name__} is no transformers model with an LM head")
         config = config_from_hf(model.config.to_dict(), f"the config of {type(model).__name__}")
         ends = _ends(model, config, eos_token_ids)
         weights = model.state_dict()
-        if config.tied_head and "lm_head.weight" in weights:
-            # what the config says may have been undone since, by loading or by hand: the tensors decide
-            shared = weights["lm_head.weight"].data_ptr() == weights["model.embed_tokens.weight"].data_ptr()
-            config = replace(config, tied_head=shared)
+        config = with_layout_of(_with_own_head(config, weights), weights)
         for name, shape in weight_shapes(config).items():
             if name not in weights or tuple(weights[name].shape) != shape or weights[name].is_meta:
                 raise UnsupportedModelError(f"{type(model).__name__} has no {name} of shape {shape} in memory")
         return cls(replace(config, eos_token_ids=ends), weights)
 
-    def embed(self, tokens: Sequence[int]) -> Array:
+    def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:
         """Hidden states [R, d] that enter layer 0."""
-        with _as_stored(self._embedding.device):
-            return F.embedding(torch.tensor(tokens, device=self._embedding.device), self._embedding)
+        device = self._embedding.device
+        with _as_stored(device):
+            hidden = F.embedding(torch.tensor(tokens, device=device), self._embedding)
+            if self._scale is not None:
+                hidden = hidden * self._scale
+            if self._positions is not None:
+                assert positions is not None, "the positions of this model are learned vectors"
+                places = torch.from_numpy(positions).to(device)
+                hidden = hidden + F.embedding(places + (self.config.position_offset or 0), self._positions)
+            return hidden
 
     def new_cache(self, slots: int, length: int) -> TorchCache:
-        """An empty cache in the precision of the weights."""
+        """An empty cache in the precision of the weights; layers with a window have the cells that they need."""
         shape = (slots, length, self.config.num_kv_heads, self.config.head_dim)
-        layers = range(self.config.num_layers)
+        windows = tuple(self.config.layer(index).window for index in range(self.config.num_layers))
         size = slots * length * self.config.kv_values_per_token * self.value_bytes
-        with _memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; {_FEWER}"):
-            return TorchCache(*([_writable(self._embedding, shape) for _ in layers] for _ in ("keys", "values")))
+        with memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; {FEWER}"):
+            return TorchCache.new(self._embedding, shape, Rings(windows, self.most_rows))
 
     def keep(self, cache: Cache, rows: Rows) -> None:
         """See `Runtime.keep`: the cells of all ``rows`` are read before any is written."""
@@ -262,7 +165,8 @@ class TorchRuntime(Runtime):
             for part in (rows.slots, rows.cells, rows.positions)
         )
         for stored in (*cache.keys, *cache.values):
-            stored[slots, positions] = stored[slots, cells]
+            size = stored.shape[1]
+            stored[slots, positions % size] = stored[slots, cells % size]
 
     def run(
         self, hidden: Array, plan: LayerPlan, rows: Rows, cache: Cache, taps: Sequence[SubLayer] = ()
@@ -271,50 +175,63 @@ class TorchRuntime(Runtime):
         assert isinstance(cache, TorchCache)
         assert plan.num_layers == self.config.num_layers
         assert hidden.shape[0] == len(rows)
+        if cache.has_rings and (parts := split(rows, self.most_rows)):
+            return self._run_in_parts(hidden, plan, rows, cache, (parts, taps))
         tapped: dict[SubLayer, Array] = {}
-        with _as_stored(self._embedding.device), _memory_for(f"a pass of {len(rows)} rows; {_FEWER}"):
-            placement = _Placement(rows, cache, self._frequencies, hidden.dtype)
+        with _as_stored(self._embedding.device), memory_for(f"a pass of {len(rows)} rows; {FEWER}"):
+            placement = Placement(rows, cache, hidden.dtype, self._embedding.device)
+            layer, entered = -1, hidden
             for step in plan.steps:
-                layer = self._layers[step.layer]
+                block = self._blocks[step.layer]
+                if step.layer != layer:
+                    layer, entered = step.layer, hidden
+                reads = entered if block.is_parallel else hidden
                 if step.part == "attention":
-                    store = (cache.keys[step.layer], cache.values[step.layer])
-                    hidden = hidden + self._attention(layer, hidden, placement, store)
+                    store = (cache.keys[layer], cache.values[layer])
+                    hidden = hidden + block.attention(reads, placement, store)
                 else:
-                    hidden = hidden + self._mlp(layer, hidden)
+                    hidden = hidden + block.mlp(reads, plan.experts)
                 if step in taps:
                     tapped[step] = hidden
         return hidden, tapped
 
+    def _run_in_parts(
+        self,
+        hidden: Array,
+        plan: LayerPlan,
+        rows: Rows,
+        cache: Cache,
+        how: tuple[list[Integers], Sequence[SubLayer]],
+    ) -> tuple[Array, dict[SubLayer, Array]]:
+        """The same, some rows after the others: a ring has room for no more at once."""
+        parts, taps = how
+        made = [self.run(hidden[part], plan, rows.take(part), cache, taps) for part in parts]
+        back = np.argsort(np.concatenate(parts))
+        tapped = {tap: torch.cat([found[tap] for _, found in made])[back] for tap in made[0][1]}
+        return torch.cat([states for states, _ in made])[back], tapped
+
     def logits(self, hidden: Array) -> Array:
         """Logits [R, V] in float32 or float64: a NumPy array where the weights are on a CPU."""
-        with _as_stored(self._embedding.device), _memory_for(f"the logits of {hidden.shape[0]} rows; {_FEWER}"):
-            out = linear(self._normed(hidden, self._norm), self._head)
+        with _as_stored(self._embedding.device), memory_for(f"the logits of {hidden.shape[0]} rows; {FEWER}"):
+            out = linear(hidden if self._norm is None else self._norm(hidden), self._head)
             if out.dtype in (torch.float16, torch.bfloat16):
                 out = out.float()
+            if self.config.logit_scale != 1.0:
+                out = out * self.config.logit_scale
+            if self.config.logit_cap is not None:
+                out = self.config.logit_cap * torch.tanh(out / self.config.logit_cap)
             return out.contiguous().numpy() if out.device.type == "cpu" else out
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm with its statistics in float32 whatever the precision, as transformers computes it."""
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.norm_eps)
-        return weight * wide.to(x.dtype)
 
-    def _attention(
-        self, layer: _Layer, hidden: Tensor, placement: _Placement, store: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        x = self._normed(hidden, layer.attention_norm)
-        q, k, v = (linear(x, *w) for w in (layer.q, layer.k, layer.v))
-        # queries and keys are turned together: on a CPU every small operation costs microseconds
-        heads = torch.cat((q, k), dim=1).view(len(x), -1, self.config.head_dim)
-        q, k = torch.split(_rotate(heads, placement.cos, placement.sin), self._heads, dim=1)
-        keys, values = store
-        keys[placement.slots, placement.cells] = k
-        values[placement.slots, placement.cells] = v.reshape(k.shape)
-        return linear(placement.attend(q, keys, values).flatten(1), *layer.o)
-
-    def _mlp(self, layer: _Layer, hidden: Tensor) -> Tensor:
-        x = self._normed(hidden, layer.mlp_norm)
-        return linear(F.silu(linear(x, *layer.gate)) * linear(x, *layer.up), *layer.down)
+def _with_own_head(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelConfig:
+    """What the config says of a tied head may have been undone since, by loading or by hand: the tensors decide."""
+    for index in range(len(family_of(config).layouts)) if config.tied_head else ():
+        untied = replace(config, tied_head=False, layout=index)
+        roles = weights_by_role(untied)
+        head, embedding = (weights.get(roles[role].name) for role in ("head", "embedding"))
+        if head is not None and embedding is not None:
+            return replace(config, tied_head=head.data_ptr() == embedding.data_ptr())
+    return config
 
 
 def _ends(model: Any, config: ModelConfig, others: Sequence[int]) -> tuple[int, ...]:
@@ -335,19 +252,6 @@ def _as_stored(device: torch.device) -> Iterator[None]:
     is_cast = torch.is_autocast_enabled(device.type)
     with torch.no_grad(), torch.autocast(device.type, enabled=False) if is_cast else nullcontext():
         yield
-
-
-@contextmanager
-def _memory_for(what: str) -> Iterator[None]:
-    """Turn torch's failed allocations, which are RuntimeErrors on a CPU, into an error that says for what."""
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or any(
-            words in str(error) for words in ("allocate memory", "size calculation overflowed")
-        ):
-            raise OutOfMemoryError(f"there is not enough memory for {what}") from error
-        raise
 
 
 def _dtype(name: str) -> torch.dtype:

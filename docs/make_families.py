@@ -1,0 +1,124 @@
+"""Write docs/families.md from the data of every family; a test keeps the two equal."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from selfspec.model.config import Layer, ModelConfig
+from selfspec.model.families import FAMILIES, Family, config_from_hf, weights_by_role
+from selfspec.runtime.cpu import lacking
+
+PAGE = Path(__file__).with_name("families.md")
+CASES = Path(__file__).parents[1] / "tests" / "family_models.py"
+INTRO = """# Families
+
+Made from the data in `src/selfspec/model/families` by `make docs`. A checkpoint of another architecture, or with an option that is not covered, is refused before anything is read, with a line that names what is supported.
+
+Facts are those of a `config.json` that leaves out what it may (12 layers here); a checkpoint's own come first. *Windows*: how many positions a layer sees, and in how many of the layers; "off" can be switched on. *cpu* is the native core: a checkpoint whose own facts need what the core does not have runs in torch, and a line says why. Every family is compared with transformers in float64 (`tests/test_families_parity.py`): logits of a prefill, of passes of one and of many rows past the window, and of a ragged batch, within 1e-8; greedy texts with `generate`; early exits, a gapped plan, chains and trees with the oracle. *Tested* lists the variants that are built for it, the plain one first.
+
+| family | architecture | layers | windows | experts | runtimes | tested |
+|---|---|---|---|---|---|---|
+"""
+NOTES = """
+- All families: rope types `default`, `linear`, `llama3`, `yarn`, `longrope` (`dynamic` is refused: its keys change with the length of the text). `longrope` (Phi-3, Phi-4-mini): texts up to the original context, since past it transformers turns all positions anew.
+- Windows: the cache of a layer with a window is a ring of window + 1,089 cells, the most rows of a verification. A conversation that goes back behind the ring is read anew.
+- Mixtures: only the experts that some row has are read; `LayerPlan.experts` overrides how many a row has. Weights as checkpoints have them (one tensor for each expert, or joint) and as transformers' modules do.
+- GGUF files: Llama only. Quantised checkpoints (`quantization_config`, MXFP4 of GPT-OSS too) are refused.
+- Not covered: ALiBi (old Falcon), `qk_layernorm` of StableLM, OPT-350m (norms after the residual), `clip_qkv` of OLMoE.
+"""
+
+
+def page() -> str:
+    """The page, as Markdown."""
+    variants = _variants()
+    return INTRO + "".join(_row(family, variants[family.name]) for family in FAMILIES) + NOTES
+
+
+def _variants() -> dict[str, list[str]]:
+    """The cases of the parity suite by family."""
+    found: dict[str, list[str]] = {}
+    for name, variant in re.findall(
+        r'^    "(\w+)(?:: ([^"]+))?": \(', CASES.read_text(encoding="utf-8"), re.MULTILINE
+    ):
+        found.setdefault(name, []).append(variant or "plain")
+    return found
+
+
+def _row(family: Family, variants: list[str]) -> str:
+    config = _sample(family)
+    missing = lacking(config)
+    cells = (
+        f"`{family.name}`",
+        f"`{family.architectures[0]}`",
+        _layers(config),
+        _windows(family, config),
+        _experts(config),
+        f"torch; cpu has no {missing}" if missing else "torch, cpu",
+        ", ".join(variants),
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _sample(family: Family) -> ModelConfig:
+    sizes = {
+        "hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 12, "num_attention_heads": 32,
+        "vocab_size": 1000, "num_experts": 64,
+    }  # fmt: skip
+    return config_from_hf(
+        {
+            "architectures": [family.architectures[0]],
+            **{family.key(fact) or fact: value for fact, value in sizes.items()},
+        }
+    )
+
+
+def _layers(config: ModelConfig) -> str:
+    """What tells the layers from those of Llama."""
+    layers = [config.layer(index) for index in range(config.num_layers)]
+    layer, roles = layers[0], set(weights_by_role(config, 0))
+    bare = sum(each.rope is None for each in layers)
+    rope = next((each.rope for each in layers if each.rope), None)
+    facts = {
+        "learned positions": config.has_positions,
+        f"no rope in {bare} of 12": 0 < bare < 12,
+        f"rope on {rope.share if rope else 0:g} of a head": rope is not None and rope.share != 1,
+        "rope on neighbouring pairs": rope is not None and rope.interleaved,
+        "layer norm": layer.norm.startswith("layer"),
+        "norm weights + 1": layer.norm == "rms_plus_one",
+        "norms after": layer.norm_after and not layer.norm_before,
+        "norms before and after": layer.norm_after and layer.norm_before,
+        f"parallel residual ({layer.parallel} norm)": not layer.is_sequential,
+        f"q/k norm per {layer.qk_norm}": layer.qk_norm != "none",
+        "q, k, v biases": "q_bias" in roles and "o_bias" not in roles,
+        "biases": bool(roles & {"o_bias", "up_bias"}),
+        "fused weights": bool(roles & {"qkv", "qkv_groups", "gate_up"}),
+        "plain MLP": "up" in roles and "gate" not in roles,
+        layer.activation: layer.activation != "silu",
+        "capped scores": layer.soft_cap is not None,
+        "own scale of scores": layer.scale is not None,
+        "sinks": layer.sinks,
+        "scaled embedding": config.embedding_scale != 1,
+        "scaled logits": config.logit_scale != 1,
+    }
+    return ", ".join(fact for fact, holds in facts.items() if holds) or "as Llama"
+
+
+def _windows(family: Family, config: ModelConfig) -> str:
+    layers: list[Layer] = [config.layer(index) for index in range(config.num_layers)]
+    windows = {layer.window for layer in layers if layer.window}
+    if windows:
+        return f"{windows.pop()} in {sum(layer.window is not None for layer in layers)} of 12"
+    return "off" if "sliding_window" in family.defaults else "none"
+
+
+def _experts(config: ModelConfig) -> str:
+    found = [experts for index in range(config.num_layers) if (experts := config.layer(index).experts)]
+    if not found:
+        return "none"
+    shared = " and a shared one" if found[0].shared_width else ""
+    return f"{found[0].per_token} a token{shared}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,166 @@
+"""Per-architecture facts, as data.
+
+Which checkpoints are understood, what their layers compute, and what their weights are called. Canonical weight
+names are those of the Hugging Face implementation.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from selfspec.errors import UnsupportedModelError
+from selfspec.model.families.base import (
+    Counts,
+    Family,
+    Layout,
+    Weight,
+    count,
+    global_weights,
+    layer_weights,
+    sizes_of,
+)
+from selfspec.model.families.catalogue import FAMILIES
+from selfspec.model.families.read import config_from_hf
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+
+    from selfspec.model.config import ModelConfig
+
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "GgufWeight",
+    "Layout",
+    "Weight",
+    "config_from_hf",
+    "counts",
+    "family_of",
+    "gguf_family",
+    "gguf_names",
+    "gguf_weights",
+    "is_ignored",
+    "layout_of",
+    "weight_shapes",
+    "weights_by_role",
+    "with_layout_of",
+]
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The facts of a model that was read by this module."""
+    return next(family for family in FAMILIES if family.name == config.family)
+
+
+def layout_of(config: ModelConfig) -> Layout:
+    """What the weights of this model are called."""
+    return family_of(config).layouts[config.layout]
+
+
+def with_layout_of(config: ModelConfig, names: Container[str]) -> ModelConfig:
+    """The model with the first layout of its family whose weights are all among ``names``, else unchanged."""
+    for index in range(len(family_of(config).layouts)):
+        chosen = replace(config, layout=index)
+        if all(name in names for name in weight_shapes(chosen)):
+            return chosen
+    return config
+
+
+def counts(config: ModelConfig) -> Counts:
+    """Numbers of weights."""
+    return count(layout_of(config), config)
+
+
+# -- weights ----------------------------------------------------------------------------------------------
+
+
+def weights_by_role(config: ModelConfig, layer: int | None = None) -> dict[str, Weight]:
+    """The weights of a layer, or (None) of embedding, final norm and head, with full names."""
+    layout = layout_of(config)
+    found = global_weights(layout, config) if layer is None else layer_weights(layout, config, layer)
+    return {weight.role: weight for weight in found}
+
+
+def _weights(config: ModelConfig) -> Iterator[tuple[Weight, tuple[int, ...], int | None]]:
+    """All weights in the order of the layers, with their shapes as stored and their layers."""
+    for layer in (None, *range(config.num_layers)):
+        sizes = sizes_of(config, config.layer(layer or 0))
+        for weight in weights_by_role(config, layer).values():
+            yield weight, tuple(sizes[dim] for dim in weight.dims), layer
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Canonical name -> shape of every weight; none for a head that is tied."""
+    return {weight.name: shape for weight, shape, _ in _weights(config)}
+
+
+def is_ignored(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor beyond ``weight_shapes`` is harmless: a derived buffer, or a copy of a tied head."""
+    heads = {weight.name for weight in layout_of(config).globals if weight.role == "head"}
+    return (config.tied_head and name in heads) or bool(re.fullmatch(family_of(config).ignored, name))
+
+
+# -- GGUF -------------------------------------------------------------------------------------------------
+
+_GGUF = {
+    "embedding": "token_embd.weight",
+    "final_norm": "output_norm.weight",
+    "head": "output.weight",
+    "attention_norm": "attn_norm.weight",
+    "mlp_norm": "ffn_norm.weight",
+    **{role: f"attn_{role}.weight" for role in "qkv"},
+    **{f"{role}_bias": f"attn_{role}.bias" for role in "qkv"},
+    "o": "attn_output.weight",
+    "o_bias": "attn_output.bias",
+    **{role: f"ffn_{role}.weight" for role in ("gate", "up", "down")},
+    **{f"{role}_bias": f"ffn_{role}.bias" for role in ("gate", "up", "down")},
+}
+_ROTARY = {"q": "num_heads", "q_bias": "num_heads", "k": "num_kv_heads", "k_bias": "num_kv_heads"}
+
+
+class GgufWeight(NamedTuple):
+    """A weight of a GGUF file: its name there and here, and its shape, rows first.
+
+    ``rotary_heads`` is the number of heads whose rows are kept in interleaved rotary order, else 0.
+    """
+
+    gguf: str
+    name: str
+    shape: tuple[int, ...]
+    rotary_heads: int
+
+
+def gguf_family(architecture: str) -> Family:
+    """The family of a GGUF architecture.
+
+    Raises
+    ------
+    UnsupportedModelError
+        No family covers it.
+    """
+    for family in FAMILIES:
+        if family.gguf and family.gguf == architecture:
+            return family
+    supported = ", ".join(family.gguf for family in FAMILIES if family.gguf)
+    raise UnsupportedModelError(f"the GGUF architecture {architecture!r} is not supported; supported: {supported}")
+
+
+def gguf_weights(config: ModelConfig) -> list[GgufWeight]:
+    """All weights as a GGUF file has them, in the order of the layers."""
+    assert family_of(config).gguf
+    return [
+        GgufWeight(
+            _GGUF[weight.role] if layer is None else f"blk.{layer}.{_GGUF[weight.role]}",
+            weight.name,
+            shape,
+            getattr(config, _ROTARY[weight.role]) if weight.role in _ROTARY else 0,
+        )
+        for weight, shape, layer in _weights(config)
+    ]
+
+
+def gguf_names(config: ModelConfig) -> dict[str, str]:
+    """GGUF name -> canonical name of every weight."""
+    return {weight.gguf: weight.name for weight in gguf_weights(config)}

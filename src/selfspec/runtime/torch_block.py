@@ -1,0 +1,156 @@
+"""One layer of the torch runtime, from its facts and its tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
+
+from selfspec.runtime.products import linear
+from selfspec.runtime.torch_mixture import Mixture
+from selfspec.runtime.torch_placement import Scores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
+
+    from selfspec.model.config import Activation, ModelConfig, NormKind
+    from selfspec.runtime.torch_placement import Placement, Turn
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+class Norm(NamedTuple):
+    """A norm with its weights."""
+
+    kind: NormKind
+    eps: float
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x`` [..., d], normed, in its own precision.
+
+        Statistics are in float32 whatever the precision, as transformers computes them, but in "layer"; the
+        kinds differ in where they round to the precision of ``x``.
+        """
+        if self.kind == "layer":
+            return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        wide = x.float()
+        if self.kind == "layer_wide":
+            wide = wide - wide.mean(-1, keepdim=True)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        if self.kind == "rms":
+            return self.weight * wide.to(x.dtype)
+        if self.kind == "rms_wide":
+            return (self.weight * wide).to(x.dtype)
+        weight = self.weight.float()
+        return (wide * (weight + 1.0 if self.kind == "rms_plus_one" else weight)).to(x.dtype)
+
+
+def norm_of(config: ModelConfig, kind: NormKind, tensors: Mapping[str, Tensor], role: str) -> Norm | None:
+    """The norm of a role, if the model has it."""
+    if role not in tensors:
+        return None
+    return Norm(kind, config.norm_eps, tensors[role], tensors.get(f"{role}_bias"))
+
+
+class Block:
+    """The two parts of a layer: each gives what it adds to the residual stream.
+
+    ``tensors`` are those of the layer by role (`selfspec.model.families`), matrices as [out, in].
+    """
+
+    def __init__(self, config: ModelConfig, index: int, tensors: Mapping[str, Tensor], turn: Turn | None) -> None:
+        facts = config.layer(index)
+        self._config = config
+        self.is_parallel = facts.parallel != "no"
+        self._tensors = tensors
+        self._turn = turn
+        self._scores = Scores(facts.window, facts.scale, facts.soft_cap, tensors.get("sinks"))
+        self._residual_scale = facts.residual_scale
+        self._activation = ACTIVATIONS[facts.activation]
+        self._qk_norm = facts.qk_norm
+
+        def norm(role: str) -> Norm | None:
+            return norm_of(config, facts.norm, tensors, role)
+
+        self._before = norm("attention_norm")
+        self._mlp_before = self._before if facts.parallel == "shared" else norm("mlp_norm")
+        self._after, self._mlp_after = norm("attention_after"), norm("mlp_after")
+        self._q_norm, self._k_norm = norm("q_norm"), norm("k_norm")
+        self._mixture = None if facts.experts is None else Mixture(facts, tensors, self._activation)
+
+    def _linear(self, x: Tensor, role: str) -> Tensor:
+        return linear(x, self._tensors[role], self._tensors.get(f"{role}_bias"))
+
+    def attention(self, x: Tensor, placement: Placement, store: tuple[Tensor, Tensor]) -> Tensor:
+        """What attention adds, for states [R, d]; keys and values land in ``store``."""
+        if self._before is not None:
+            x = self._before(x)
+        heads, v = self._projected(x)
+        if self._turn is not None:
+            heads = placement.turned(heads, self._turn)
+        q, k = torch.split(heads, [self._config.num_heads, self._config.num_kv_heads], dim=1)
+        keys, values = store
+        places = placement.places(keys.shape[1])
+        keys[placement.slots, places] = k
+        values[placement.slots, places] = v
+        out = self._linear(placement.attend(q, keys, values, self._scores).flatten(1), "o")
+        return self._added(out, self._after)
+
+    def mlp(self, x: Tensor, experts: int | None = None) -> Tensor:
+        """What the MLP adds, for states [R, d]; ``experts`` overrides how many each row has."""
+        if self._mlp_before is not None:
+            x = self._mlp_before(x)
+        out = self._dense(x) if self._mixture is None else self._mixture(x, experts)
+        return self._added(out, self._mlp_after)
+
+    def _added(self, out: Tensor, norm: Norm | None) -> Tensor:
+        if norm is not None:
+            out = norm(out)
+        return out if self._residual_scale == 1.0 else out * self._residual_scale
+
+    def _dense(self, x: Tensor) -> Tensor:
+        if "gate" in self._tensors:
+            inner = self._activation(self._linear(x, "gate")) * self._linear(x, "up")
+        elif "gate_up" in self._tensors:
+            gate, up = self._linear(x, "gate_up").chunk(2, dim=-1)
+            inner = self._activation(gate) * up
+        else:
+            inner = self._activation(self._linear(x, "up"))
+        return self._linear(inner, "down")
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys [R, heads + KV heads, width], and values [R, KV heads, width].
+
+        Queries and keys stay together until they are turned: on a CPU every small operation costs microseconds.
+        """
+        config, rows = self._config, len(x)
+        width, kv_heads = config.head_dim, config.num_kv_heads
+        if "qkv" in self._tensors:
+            together = self._linear(x, "qkv").view(rows, -1, width)
+            return together[:, :-kv_heads], together[:, -kv_heads:]
+        if "qkv_groups" in self._tensors:
+            return self._grouped(self._linear(x, "qkv_groups"))
+        q, k, v = (self._linear(x, role) for role in "qkv")
+        if self._q_norm is not None and self._k_norm is not None:
+            if self._qk_norm == "head":
+                q, k = q.view(rows, -1, width), k.view(rows, -1, width)
+            q, k = self._q_norm(q), self._k_norm(k)
+        return torch.cat((q, k), dim=1).view(rows, -1, width), v.view(rows, kv_heads, width)
+
+    def _grouped(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """One product that has for each key head its queries, itself and its value."""
+        kv_heads, width = self._config.num_kv_heads, self._config.head_dim
+        each = self._config.num_heads // kv_heads
+        groups = qkv.view(len(qkv), kv_heads, each + 2, width)
+        queries = groups[:, :, :each].reshape(len(qkv), -1, width)
+        return torch.cat((queries, groups[:, :, each]), dim=1), groups[:, :, each + 1]
