@@ -56,6 +56,19 @@ def test_another_precision_scales_the_bytes(call, folder, refused):
     assert "dtype is 'int3'; it must be one of float64, float32" in refused("info", folder, "--dtype", "int3")
 
 
+def test_packed_sizes_are_those_of_the_core(call, folder, refused):
+    """Guards --bits: blocks of 32 with a scale, rows padded to 16, vectors in float32; and KV in float16."""
+    found = document(call, folder, "--bits", "8")
+    rows = 272  # of the vocabulary, padded
+    head = rows * D // 32 * 34 + 4 * D
+    layer = (2 * D * D + 2 * D * KV + 3 * D * FF) // 32 * 34 + 4 * 2 * D
+    assert found["bytes"] == {"layer": layer, "head": head, "embedding": head - 4 * D, "total": L * layer + head}
+    assert (found["dtype"], found["kv_bytes_per_token"]) == ("int8", 2 * 2 * L * KV)
+    assert found["c_by_exit_layer"][0]["c"] == pytest.approx((layer + head) / (L * layer + head))
+    assert "bits is 3; it must be one of 4, 8, 16, 32" in refused("info", folder, "--bits", "3")
+    assert "leave one out" in refused("info", folder, "--bits", "8", "--dtype", "float32")
+
+
 def test_buffers_of_a_draft_round(call, folder):
     """Guards the memory that a draft adds: hidden states for an early exit, laws only where it samples."""
     rows = {(row["drafter"], row["sampling"]): row for row in document(call, folder)["draft_buffers"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _EXAMPLES = examples(
     "selfspec info",
     "selfspec info path/to/folder --dtype bfloat16",
+    "selfspec info path/to/folder --bits 4",
     "selfspec info --json",
 )
 
@@ -29,30 +31,86 @@ _EXAMPLES = examples(
     metavar="DTYPE",
     help="Count in this precision: float64, float32, bfloat16, float16.  [default: as stored]",
 )
+@click.option(
+    "--bits",
+    metavar="BITS",
+    type=int,
+    help="Count as the native core packs the weights: 4, 8, 16, 32.  [default for GGUF files: as stored]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the tables.")
-def command(model: str | None, dtype: str | None, as_json: bool) -> None:
+def command(model: str | None, dtype: str | None, bits: int | None, as_json: bool) -> None:
     """Sizes of MODEL, and what a draft costs by them; without MODEL, of the embedded one.
 
     No weights are read. c(k) is the cost of a draft step that leaves at layer k, as a share of a full step,
     counted in the bytes that both read: (k layers + head) ÷ (L layers + head). A measured c differs.
     """
     from selfspec.cli.opening import with_offer
+    from selfspec.errors import OptionError
     from selfspec.loading import default_runs_on
     from selfspec.model.embedded import EMBEDDED
-    from selfspec.model.load import config_of
+    from selfspec.model.load import config_of, locate
 
+    if dtype is not None and bits is not None:
+        raise OptionError("--dtype is for the torch runtime and --bits for the native core; leave one out")
     name = EMBEDDED if model is None else model
-    config = with_offer(name, lambda: config_of(name))
-    document = _document(name, config, dtype) | {"runs_on": default_runs_on(config)}
+    config, runs_on = with_offer(name, lambda: config_of(name)), ""
+    runs_on = default_runs_on(config)
+    is_packed = bits is not None or (dtype is None and locate(name)[0] == "gguf" and runs_on.startswith("cpu"))
+    sizes = _packed(name, bits) if is_packed else _plain(config, config.dtype if dtype is None else dtype)
+    document = _document(name, config, sizes) | {"runs_on": runs_on}
     if as_json:
         emit_json(document)
     else:
         click.echo(_page(document))
 
 
-def _document(name: str, config: ModelConfig, dtype: str | None) -> dict[str, Any]:
-    chosen = config.dtype if dtype is None else dtype
-    width = _width(chosen)
+@dataclass(frozen=True)
+class _Sizes:
+    """Bytes in one precision; ``kv_width`` and ``state_width`` are of a number in the cache and in a state."""
+
+    precision: str
+    layer: int
+    active_layer: int  # what a row reads: of a mixture, its own experts only
+    head: int
+    embedding: int
+    total: int
+    kv_width: int
+    state_width: int
+
+
+def _plain(config: ModelConfig, dtype: str) -> _Sizes:
+    """All numbers in one precision, as in torch."""
+    width = _width(dtype)
+    return _Sizes(
+        precision=dtype,
+        layer=config.layer_parameters * width,
+        active_layer=config.active_layer_parameters * width,
+        head=config.head_parameters * width,
+        embedding=config.vocab_size * config.hidden_size * width,
+        total=config.parameters * width,
+        kv_width=width,
+        state_width=width,
+    )
+
+
+def _packed(name: str, bits: int | None) -> _Sizes:
+    """As the native core holds it: keys and values in float16 unless the weights are float32."""
+    from selfspec.runtime.packed import packed_sizes
+
+    found = packed_sizes(name, bits)
+    return _Sizes(
+        precision=found.precision,
+        layer=found.layer,
+        active_layer=found.layer,
+        head=found.head,
+        embedding=found.embedding,
+        total=found.total,
+        kv_width=4 if found.precision == "float32" else 2,
+        state_width=4,
+    )
+
+
+def _document(name: str, config: ModelConfig, sizes: _Sizes) -> dict[str, Any]:
     return {
         "model": name,
         "family": config.family,
@@ -66,16 +124,11 @@ def _document(name: str, config: ModelConfig, dtype: str | None) -> dict[str, An
         "context_length": config.context_length,
         "tied_head": config.tied_head,
         "parameters": config.parameters,
-        "dtype": chosen,
-        "bytes": {
-            "layer": config.layer_parameters * width,
-            "head": config.head_parameters * width,
-            "embedding": config.vocab_size * config.hidden_size * width,
-            "total": config.parameters * width,
-        },
-        "kv_bytes_per_token": config.kv_values_per_token * width,
-        "c_by_exit_layer": _costs(config),
-        "draft_buffers": list(_buffers(config, width)),
+        "dtype": sizes.precision,
+        "bytes": {name: getattr(sizes, name) for name in ("layer", "head", "embedding", "total")},
+        "kv_bytes_per_token": config.kv_values_per_token * sizes.kv_width,
+        "c_by_exit_layer": _costs(config, sizes),
+        "draft_buffers": list(_buffers(config, sizes.state_width)),
     }
 
 
@@ -88,8 +141,8 @@ def _width(dtype: str) -> int:
     return DTYPE_BYTES[dtype]
 
 
-def _costs(config: ModelConfig) -> list[dict[str, Any]]:
-    layer, head, layers = config.active_layer_parameters, config.head_parameters, config.num_layers
+def _costs(config: ModelConfig, sizes: _Sizes) -> list[dict[str, Any]]:
+    layer, head, layers = sizes.active_layer, sizes.head, config.num_layers
     return [{"exit_layer": k, "c": (k * layer + head) / (layers * layer + head)} for k in range(1, layers)]
 
 

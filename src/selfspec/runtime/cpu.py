@@ -126,7 +126,7 @@ class CpuRuntime(Runtime):
             raise UnsupportedModelError(f"the native core has no {missing}, which {config.family} needs; use torch")
         self._ends = weights_by_role(config)
         self._head = _packed(weights, self._ends["embedding" if config.tied_head else "head"].name)
-        self.precision = _precision(weights, self._head)
+        self.precision = precision_of(weights, self._head)
         self.kv = ("float32" if self.precision == "float32" else "float16") if kv is None else kv
         if self.kv not in ("float16", "float32"):
             raise OptionError(f"kv is {self.kv!r}; it must be float16 or float32")
@@ -282,7 +282,7 @@ def _packed(weights: Mapping[str, Packed | Floats], name: str) -> Packed:
     return found
 
 
-def _precision(weights: Mapping[str, Packed | Floats], head: Packed) -> str:
+def precision_of(weights: Mapping[str, Packed | Floats], head: Packed) -> str:
     """Such as "int4", or "int4, head int8" where the head differs; the layers' commonest kind counts."""
     sizes: Counter[str] = Counter()
     for name, weight in weights.items():

@@ -16,9 +16,11 @@ from selfspec.errors import OptionError
 from selfspec.model.cache import checksum, converted
 from selfspec.model.checkpoint import open_texts
 from selfspec.model.disk import room
-from selfspec.model.gguf import convert
-from selfspec.model.load import find_checkpoint, locate, silent
+from selfspec.model.families import weight_shapes
+from selfspec.model.gguf import convert, gguf_kinds
+from selfspec.model.load import config_of, find_checkpoint, locate, silent
 from selfspec.model.stored import from_safetensors
+from selfspec.runtime.cpu import precision_of
 from selfspec.runtime.packing import (
     KIND_OF_BITS,
     KIND_OF_BLOCKS,
@@ -27,6 +29,7 @@ from selfspec.runtime.packing import (
     PackedWeights,
     pack,
     pack_blocks,
+    packed_bytes,
 )
 
 if TYPE_CHECKING:
@@ -87,9 +90,7 @@ def find_packed(
     SelfspecError
         As ``find_checkpoint``.
     """
-    if bits is not None and bits not in KIND_OF_BITS:
-        allowed = ", ".join(map(str, sorted(KIND_OF_BITS)))
-        raise OptionError(f"bits is {bits!r}; it must be one of {allowed}, or left out (as stored)")
+    _check_bits(bits)
 
     def write(folder: Path, config: ModelConfig, stored: Iterator[tuple[str, Stored]]) -> None:
         _write(folder, stored, bits, lambda done: progress(done, config.parameters))
@@ -109,6 +110,52 @@ def find_packed(
         entry = converted(checkpoint.folder, pack, notify, form, checkpoint.fingerprint)
     weights, head = _read(entry)
     return PackedModel(name, config, tokenizer, weights, head["rounding"], checksum(entry / "packed.bin"))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSizes:
+    """Bytes that a model takes in the native core: of a layer (the mean), the head with its norm, the embedding."""
+
+    precision: str
+    layer: int
+    head: int
+    embedding: int
+    total: int
+
+
+def packed_sizes(model: str | os.PathLike[str], bits: int | None = None) -> PackedSizes:
+    """What ``find_packed`` would make, without reading weights. Raises as it does."""
+    _check_bits(bits)
+    kind, path, _ = locate(model)
+    config = config_of(model)
+    kinds = gguf_kinds(path) if kind == "gguf" else {}
+    weights: PackedWeights = {}
+    sizes: dict[str, int] = {}
+    for name, shape in weight_shapes(config).items():
+        if len(shape) == 1:
+            sizes[name] = 4 * shape[0]
+            continue
+        packed = _kind(kinds.get(name, config.dtype), bits)
+        weights[name] = Packed(packed, *shape, data=np.empty(0, dtype=np.uint8))
+        sizes[name] = packed_bytes(packed, *shape)
+    embedding = "model.embed_tokens.weight"
+    head = embedding if config.tied_head else "lm_head.weight"
+    layers = sum(size for name, size in sizes.items() if ".layers." in name)
+    found = weights[head]
+    assert isinstance(found, Packed)
+    return PackedSizes(
+        precision=precision_of(weights, found),
+        layer=layers // config.num_layers,
+        head=sizes[head] + sizes["model.norm.weight"],
+        embedding=sizes[embedding],
+        total=sum(sizes.values()),
+    )
+
+
+def _check_bits(bits: int | None) -> None:
+    if bits is not None and bits not in KIND_OF_BITS:
+        allowed = ", ".join(map(str, sorted(KIND_OF_BITS)))
+        raise OptionError(f"bits is {bits!r}; it must be one of {allowed}, or left out (as stored)")
 
 
 # -- writing ----------------------------------------------------------------------------------------------
@@ -138,16 +185,20 @@ def _pack(weight: Stored, bits: int | None) -> tuple[str, NDArray[Any], float]:
     """Kind (a vector has none), data, and the relative error of rounding."""
     if len(weight.shape) == 1:
         return "", np.ascontiguousarray(weight.dense(), dtype="<f4"), 0.0
-    blocks = weight.kind.upper()
-    exact = KIND_OF_BLOCKS.get(blocks) or KIND_OF_DTYPE.get(weight.kind)
-    kind = (exact or _FALLBACK) if bits is None else KIND_OF_BITS[bits]
-    if bits == 16 and exact == "fp16":
-        kind = exact  # bf16 would round it
-    if blocks in KIND_OF_BLOCKS and kind == exact:
+    blocks, kind = weight.kind.upper(), _kind(weight.kind, bits)
+    if kind == KIND_OF_BLOCKS.get(blocks):
         return kind, pack_blocks(weight.data, blocks).data, 0.0
     dense = weight.dense()
     made = pack(dense, kind)
     return kind, made.data, _error(made, dense)
+
+
+def _kind(stored: str, bits: int | None) -> str:
+    """How a matrix of a `Stored` kind is packed."""
+    exact = KIND_OF_BLOCKS.get(stored.upper()) or KIND_OF_DTYPE.get(stored)
+    if bits == 16 and exact == "fp16":
+        return exact  # bf16 would round it
+    return (exact or _FALLBACK) if bits is None else KIND_OF_BITS[bits]
 
 
 def _error(made: Packed, dense: NDArray[np.float32]) -> float:
