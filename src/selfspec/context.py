@@ -161,7 +161,7 @@ class Context:
         ]
         rows = _rows(texts, drafts)
         if all(draft.hidden is None for draft in drafts):
-            hidden = self._run(self.runtime.embed(tokens), self.full, rows)
+            hidden = self._run(self.runtime.embed(tokens, rows.positions), self.full, rows)
         else:
             hidden = self._resume(tokens, drafts, rows)
         logits = self.runtime.logits(hidden)

@@ -101,7 +101,7 @@ class LayeredRuntime(Runtime):
     def cost(self, layers: float, head: int, rows: int = 1) -> float:
         return (layers * self._layer + head * self._head) * (1 + self._more * (rows - 1))
 
-    def embed(self, tokens: Any) -> Any:
+    def embed(self, tokens: Any, positions: Any = None) -> Any:
         return np.array([(token, 0, -1) for token in tokens], dtype=np.int64).reshape(-1, 3)
 
     def run(self, hidden: Any, plan: Any, rows: Any, cache: Any, taps: Any = ()) -> Any:

@@ -55,7 +55,7 @@ def measure_agreement(
     for start in range(first, len(tokens) - 1, _ROWS):
         stop = min(start + _ROWS, len(tokens) - 1)
         rows = Rows.of([0] * (stop - start), range(start, stop))
-        hidden, tapped = runtime.run(runtime.embed(tokens[start:stop]), full, rows, cache, taps)
+        hidden, tapped = runtime.run(runtime.embed(tokens[start:stop], rows.positions), full, rows, cache, taps)
         prefixes = [Prefix(tokens[: place + 1], len(prompt)) for place in range(start, stop)]
         target = _laws(runtime, hidden, sampling, prefixes)
         said = tokens[start + 1 : stop + 1]

@@ -28,7 +28,8 @@ def fill(runtime: Runtime, cache: Cache, tokens: Sequence[int]) -> None:
     plan = LayerPlan.full(runtime.config.num_layers)
     for start in range(0, len(tokens), PREFILL_ROWS):
         chunk = tokens[start : start + PREFILL_ROWS]
-        runtime.run(runtime.embed(chunk), plan, Rows.of([0] * len(chunk), range(start, start + len(chunk))), cache)
+        rows = Rows.of([0] * len(chunk), range(start, start + len(chunk)))
+        runtime.run(runtime.embed(chunk, rows.positions), plan, rows, cache)
 
 
 def pass_seconds(
