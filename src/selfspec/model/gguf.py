@@ -297,7 +297,7 @@ def _stored(file: _File) -> Iterator[tuple[str, Stored]]:
 
 def _kind(tensor: Any) -> str:
     """The kind of a `Stored`."""
-    name = tensor.tensor_type.name.lower()
+    name: str = tensor.tensor_type.name.lower()
     return _PLAIN.get(name, name)
 
 

@@ -135,9 +135,9 @@ def packed_sizes(model: str | os.PathLike[str], bits: int | None = None) -> Pack
         if len(shape) == 1:
             sizes[name] = 4 * shape[0]
             continue
-        packed = _kind(kinds.get(name, config.dtype), bits)
-        weights[name] = Packed(packed, *shape, data=np.empty(0, dtype=np.uint8))
-        sizes[name] = packed_bytes(packed, *shape)
+        packed, (rows, columns) = _kind(kinds.get(name, config.dtype), bits), shape
+        weights[name] = Packed(packed, rows, columns, np.empty(0, dtype=np.uint8))
+        sizes[name] = packed_bytes(packed, rows, columns)
     embedding = "model.embed_tokens.weight"
     head = embedding if config.tied_head else "lm_head.weight"
     layers = sum(size for name, size in sizes.items() if ".layers." in name)
