@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "results.md"
 EARLY = "early_exit:exit_layer=26:gamma=2"
-THEIRS = "transformers-early-exit:exit_layer=26:gamma=2"
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ RUNS = (
     ),
     bench(
         *("fp32", "float32", 32, f"ngram,{EARLY}"),
-        f"transformers,transformers-lookup,{THEIRS},onnxruntime-genai,llama.cpp",
+        "transformers,transformers-lookup,onnxruntime-genai,llama.cpp",
         "F32",
     ),
     *(look_up(bits) for bits in (16, 8, 4)),
