@@ -152,7 +152,7 @@ class Results:
 
 def head(found: dict[str, Any]) -> str:
     """What all sections share."""
-    where = ", ".join(f"{name} {value}" for name, value in found.items())
+    where = ", ".join(f"{name} {value}" for name, value in found.items() if name != "platform")
     return (
         "# Results\n\n"
         "Made by `python bench/results.py`, section by section with the command that is given.\n"
