@@ -17,7 +17,7 @@ import argparse
 import json
 import sys
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
 from itertools import cycle
 from pathlib import Path
@@ -33,7 +33,7 @@ from selfspec.sampling import Chance
 from selfspec.types import Array, Draft, Sampling, Verdict, on_host
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from selfspec.rounds import Commit
     from selfspec.runtime.base import Runtime
@@ -109,10 +109,11 @@ def _digest(row: Any) -> str:
 class Case:
     """One precision of the model, its prompts, and what is known of its texts already."""
 
-    def __init__(self, args: argparse.Namespace, bits: int, prompts: Sequence[Sequence[int]], path: Path) -> None:
-        self._engines: dict[int | None, Runtime] = {}
-        self._open = partial(selfspec.load, args.model, runtime="cpu", bits=bits, draft="plain")
-        self._prompts, self._new, self._path = prompts, args.new_tokens, path
+    def __init__(
+        self, opened: Callable[..., selfspec.Engine], prompts: Sequence[Sequence[int]], new_tokens: int, path: Path
+    ) -> None:
+        self._open = opened
+        self._prompts, self._new, self._path = prompts, new_tokens, path
         self.known: dict[tuple[str, str, int], dict[str, Any]] = {}
         if path.exists():
             lines = (json.loads(line) for line in path.read_text().splitlines() if line.endswith("}"))
@@ -120,9 +121,7 @@ class Case:
 
     def runtime(self, threads: int | None = None) -> Runtime:
         """The runtime on so many threads; None: on all processors."""
-        if threads not in self._engines:
-            self._engines[threads] = self._open(threads=threads).runtime
-        return self._engines[threads]
+        return self._open(threads=threads).runtime
 
     def run(self, law: str, way: Way) -> Iterator[int]:
         """Make the texts that are not known yet; gives the number of each as it is done."""
@@ -212,10 +211,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     results, prompts = [], None
     for bits in args.bits:
-        engine = selfspec.load(args.model, runtime="cpu", bits=bits, draft="plain")
+        opened = cache(partial(selfspec.load, args.model, runtime="cpu", bits=bits, draft="plain"))
+        engine = opened(threads=None)
         prompts = prompts or chosen(args, engine)
         key = blake2b(json.dumps([prompts, args.new_tokens, engine.fingerprint]).encode(), digest_size=4)
-        case = Case(args, bits, prompts, folder / f"{bits}-{key.hexdigest()}.jsonl")
+        case = Case(opened, prompts, args.new_tokens, folder / f"{bits}-{key.hexdigest()}.jsonl")
         for law in LAWS:
             for way in ways(engine.config.num_layers):
                 if args.ways and way.name not in ("plain", *args.ways):

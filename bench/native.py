@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ import numpy as np
 from safetensors import safe_open
 
 import selfspec
+from selfspec.measure.passes import Vector, fill
 from selfspec.model.families import weight_shapes
 from selfspec.model.load import find_checkpoint
 from selfspec.runtime.cpu import CpuRuntime, available_processors
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-VECTOR = 1 << 26  # bytes of each thread, far beyond any cache
 OPERATORS = ("norms", "qkv", "rotary+cache", "attention", "output", "gate+up", "down", "head")
 
 
@@ -72,7 +71,7 @@ class Case:
             self.runtime = CpuRuntime(checkpoint.config, weights, threads=args.threads)
         self.bytes = [w.data for w in weights.values() if isinstance(w, Packed)]
         self.size = sum(len(data) for data in self.bytes)
-        self.context = args.context
+        self.context: int = args.context
         self.full = LayerPlan.full(checkpoint.config.num_layers)
         self.cache = self.runtime.new_cache(1, max(args.context + 16, args.prefill))
         self.tokens = (
@@ -81,9 +80,8 @@ class Case:
         self.prefill(args.context)
         self.core = self.runtime._model  # its clocks are no part of the runtime
 
-    def prefill(self, count: int, chunk: int = 512) -> None:
-        for start in range(0, count, chunk):
-            self.rows(min(chunk, count - start), start)
+    def prefill(self, count: int) -> None:
+        fill(self.runtime, self.cache, self.tokens[:count])
 
     def rows(self, count: int, start: int) -> Any:
         rows = Rows.of([0] * count, range(start, start + count))
@@ -104,31 +102,12 @@ class Case:
         return values * self.context * width
 
 
-class Vectors:
-    """Plain streams of memory, a part for each thread: what else a machine can read in that time."""
-
-    def __init__(self, threads: int) -> None:
-        self.parts = [np.ones(VECTOR // 4, dtype=np.float32) for _ in range(threads)]
-        self.copies = [np.empty_like(part) for part in self.parts]
-        self.pool = ThreadPoolExecutor(threads)
-
-    def sum(self) -> int:
-        """Bytes read."""
-        list(self.pool.map(np.sum, self.parts))
-        return VECTOR * len(self.parts)
-
-    def copy(self) -> int:
-        """Bytes read and written."""
-        list(self.pool.map(np.copyto, self.copies, self.parts))
-        return 2 * VECTOR * len(self.parts)
-
-
-def measure(case: Case, vectors: Vectors, pairs: int) -> dict[str, list[float]]:
+def measure(case: Case, vector: Vector, pairs: int) -> dict[str, list[float]]:
     """Of each repetition: milliseconds of a pass of T rows and of reading the weights; best bytes per ms."""
     times: dict[str, list[float]] = {"floor": [], **{str(count): [] for count in ROWS}, "bytes_per_ms": []}
-    works: dict[str, Callable[[], Any]] = {"sum": vectors.sum, "copy": vectors.copy, "floor": case.floor}
+    works: dict[str, Callable[[], Any]] = {"sum": vector.sum, "copy": vector.copy, "floor": case.floor}
     works |= {str(count): partial(case.turn, count) for count in ROWS}
-    moved = {"sum": vectors.sum(), "copy": vectors.copy(), "floor": case.size}
+    moved = {"sum": vector.sum(), "copy": vector.copy(), "floor": case.size}
     for repetition in range(pairs + 1):
         spent = {name: clocked(works[name]) for name in (works if repetition % 2 else reversed(works))}
         spent["bytes_per_ms"] = max(size / spent[name] for name, size in moved.items())
@@ -149,9 +128,9 @@ def operators(case: Case, count: int, pairs: int) -> dict[str, float]:
     return {name: 1e3 * seconds for name, seconds in zip(OPERATORS, middle, strict=True)}
 
 
-def report(kind: str, case: Case, vectors: Vectors, args: argparse.Namespace) -> dict[str, Any]:
+def report(kind: str, case: Case, vector: Vector, args: argparse.Namespace) -> dict[str, Any]:
     """Measure one packed model and print what was found."""
-    times = measure(case, vectors, args.pairs)
+    times = measure(case, vector, args.pairs)
     one, floor, total = median(times["1"]), median(times["floor"]), case.size + case.kv_bytes
     ratio = median(a / b for a, b in zip(times["1"], times["floor"], strict=True))
     against = median(a * rate / total for a, rate in zip(times["1"], times["bytes_per_ms"], strict=True))
@@ -190,8 +169,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=None)
     args = parser.parse_args(argv)
     checkpoint = find_checkpoint(args.model)
-    vectors = Vectors(args.threads or available_processors())
-    results = [report(kind, Case(checkpoint, kind, args), vectors, args) for kind in args.kinds]
+    vector = Vector(args.threads or available_processors())
+    results = [report(kind, Case(checkpoint, kind, args), vector, args) for kind in args.kinds]
     print(json.dumps(results))
 
 

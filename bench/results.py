@@ -41,6 +41,11 @@ class Run:
     gguf: str = ""  # which file llama.cpp gets; "" is the one as shipped
     needs_data: bool = False
 
+    @property
+    def is_bench(self) -> bool:
+        """Whether it is `selfspec bench`, with a document; the others are scripts, with a text."""
+        return self.arguments[0] == "bench"
+
 
 def bench(name: str, title: str, bits: int | None, drafts: str, rivals: str, gguf: str = "") -> Run:
     """`selfspec bench` on the built-in prompts."""
@@ -97,14 +102,14 @@ class Results:
 
     def path(self, run: Run) -> Path:
         """Where the result of a run lies."""
-        return self._folder / (f"{run.name}.json" if run.arguments[0] == "bench" else f"{run.name}.txt")
+        return self._folder / (f"{run.name}.json" if run.is_bench else f"{run.name}.txt")
 
     def fill(self, run: Run) -> None:
         """Run it, unless its result is there. Raises CalledProcessError if it fails."""
         if self.path(run).exists() or (run.needs_data and not self._args.data):
             return
         part = self.path(run).with_suffix(".part")
-        if run.arguments[0] == "bench":
+        if run.is_bench:
             command = [sys.executable, "-m", "selfspec", *run.arguments, *self._rivals(run), "--out", str(part)]
         else:
             command = [sys.executable, *run.arguments]
@@ -115,7 +120,7 @@ class Results:
         print(f"{run.title} ...", file=sys.stderr)
         root = Path(__file__).resolve().parent.parent
         done = subprocess.run(command, check=True, cwd=root, stdout=subprocess.PIPE, text=True)  # noqa: S603
-        if run.arguments[0] != "bench":
+        if not run.is_bench:
             part.write_text(done.stdout, encoding="utf-8")
         part.rename(self.path(run))
 
@@ -132,10 +137,10 @@ class Results:
         for run in (*RUNS, PASSES, EXACT):
             if not self.path(run).exists():
                 continue
-            command = "selfspec" if run.arguments[0] == "bench" else "python"
+            command = "selfspec" if run.is_bench else "python"
             data = " --data SPEC_BENCH" if run.needs_data else ""
             text = self.path(run).read_text(encoding="utf-8")
-            if run.arguments[0] == "bench":
+            if run.is_bench:
                 document = json.loads(text)
                 document["options"]["data"] = "Spec-Bench" if run.needs_data else "built-in"
                 text = click.unstyle(page(document))

@@ -138,13 +138,18 @@ class Context:
 
     def prefill(self, text: Text) -> Array:
         """Run all layers over the prompt, in chunks; returns the logits [V] of its last row."""
-        hidden = None
-        for start in range(text.cached, len(text.tokens), self._prefill_rows):
-            chunk = text.tokens[start : start + self._prefill_rows]
-            rows = Rows.of([text.slot] * len(chunk), range(start, start + len(chunk)))
-            hidden = self._run(self.runtime.embed(chunk, rows.positions), self.full, rows)
+        hidden = self.write(text.slot, text.tokens, text.cached)
         assert hidden is not None
         return self.runtime.logits(hidden[-1:])[0]
+
+    def write(self, slot: int, tokens: Sequence[int], first: int = 0) -> Array | None:
+        """Run all layers over ``tokens[first:]`` of a slot, in chunks; the states of the last chunk, if any."""
+        hidden = None
+        for start in range(first, len(tokens), self._prefill_rows):
+            chunk = tokens[start : start + self._prefill_rows]
+            rows = Rows.of([slot] * len(chunk), range(start, start + len(chunk)))
+            hidden = self._run(self.runtime.embed(chunk, rows.positions), self.full, rows)
+        return hidden
 
     def step(self, plan: LayerPlan, texts: Sequence[Text], tokens: Sequence[int], depth: int) -> Array:
         """Run ``plan`` over one draft row per text, ``depth`` rows past its pending one: [len(texts), d]."""

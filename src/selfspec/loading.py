@@ -108,12 +108,20 @@ def _lacking(model: str | os.PathLike[str]) -> str:
     return lacking(config_of(model))
 
 
+def default_runtime(config: ModelConfig) -> str:
+    """The name of the runtime that would run this model here by default."""
+    from selfspec.runtime.cpu import lacking
+
+    chosen = _choose("auto", [], False)
+    return "torch" if lacking(config) else chosen
+
+
 def default_runs_on(config: ModelConfig) -> str:
     """What would run this model here by default: the native core with its kernels and threads, or torch."""
-    if _choose("auto", [], False) == "torch":
-        return "torch"
     from selfspec.runtime.cpu import described, lacking
 
+    if _choose("auto", [], False) == "torch":
+        return "torch"
     missing = lacking(config)
     return f"torch (the native core has no {missing})" if missing else described()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -71,3 +72,12 @@ def spawn():
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe:
                 pipe.close()
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Two short tasks."""
+    path = tmp_path / "data.jsonl"
+    rows = [{"task": "a", "turns": ["Hi", "Ho"]}, {"task": "b", "prompt": "Yes?"}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path

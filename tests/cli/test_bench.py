@@ -20,15 +20,6 @@ SMALL = ("--max-new-tokens", 3, "--repeats", 1, "--ignore-eos")
 
 
 @pytest.fixture
-def data(tmp_path):
-    """Two short tasks."""
-    path = tmp_path / "data.jsonl"
-    rows = [{"task": "a", "turns": ["Hi", "Ho"]}, {"task": "b", "prompt": "Yes?"}]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
-
-
-@pytest.fixture
 def bench(call, tiny, data):
     def run(*args):
         return call("bench", "--model", tiny, "--data", data, *SMALL, *args)

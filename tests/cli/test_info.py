@@ -69,6 +69,20 @@ def test_packed_sizes_are_those_of_the_core(call, folder, refused):
     assert "leave one out" in refused("info", folder, "--bits", "8", "--dtype", "float32")
 
 
+def test_bits_are_refused_for_what_the_core_cannot_run(tmp_path, refused):
+    """Guards one line instead of a traceback: names and shapes of other families are others."""
+    values = {
+        "architectures": ["MixtralForCausalLM"],
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 64,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert "has no mixtures of experts, which mixtral needs" in refused("info", tmp_path, "--bits", "8")
+
+
 def test_buffers_of_a_draft_round(call, folder):
     """Guards the memory that a draft adds: hidden states for an early exit, laws only where it samples."""
     rows = {(row["drafter"], row["sampling"]): row for row in document(call, folder)["draft_buffers"]}

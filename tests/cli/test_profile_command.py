@@ -15,15 +15,6 @@ SMALL = ("--max-new-tokens", 6, "--gamma", 2, "--contexts", 8, "--limit", 1, "--
 
 
 @pytest.fixture
-def data(tmp_path):
-    """Two short tasks."""
-    path = tmp_path / "data.jsonl"
-    rows = [{"task": "a", "turns": ["Hi", "Ho"]}, {"task": "b", "prompt": "Yes?"}]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
-
-
-@pytest.fixture
 def profile(call, tiny, data, monkeypatch):
     """The verb on the tiny model; the machine is not measured, which takes seconds."""
     monkeypatch.setattr(profiling, "measure_ceiling", lambda _: Ceiling(10**6, 2 * 10**6, 10**9, 10**10, 0.1))

@@ -10,8 +10,7 @@ import click
 from selfspec.cli.bench_page import ceiling_lines, page, worse_lines
 from selfspec.cli.flags import BenchCommand, asked_of
 from selfspec.cli.opening import open_engine
-from selfspec.cli.output import emit_json, examples, json_line, note, progress, write_whole
-from selfspec.errors import OptionError
+from selfspec.cli.output import check_target, emit_json, examples, json_line, note, progress, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,8 +51,8 @@ def command(ctx: click.Context, /, before: str | None, out: str | None, as_json:
 
     plan = _Plan.of(options)
     earlier = read_baseline(before) if before else None
-    if out and not Path(out).absolute().parent.is_dir():
-        raise OptionError(f"--out is {out!r}; its folder does not exist")
+    if out:
+        check_target(Path(out))
     engine = open_engine(plan.opening)
     head = plan.head(engine)
     if earlier:

@@ -92,7 +92,7 @@ def _speedups(
 ) -> str:
     """S by row and column; with the document, the baseline's tokens per second too."""
     header = [title, *columns]
-    lines = [[name, *(ratio(cells.get(column)) for column in columns)] for name, cells in rows.items()]
+    lines = _ratio_lines(rows, columns)
     if document is not None:
         base = document["baseline"]
         header.insert(1, f"{base} tok/s")
@@ -108,11 +108,15 @@ def _speedups(
 
 def _phases(document: Mapping[str, Any], columns: Sequence[str]) -> str:
     """The two parts of an answer: speculation changes only what follows the first token."""
-    decoding, prefill = document["decoding"], document["prefill"]["all"]
-    lines = [[name, *(ratio(cells.get(column)) for column in columns)] for name, cells in decoding.items()]
-    lines.append(["all, to the first token", *(ratio(prefill.get(column)) for column in columns)])
-    title = "S after the first token, by task\n"
-    return title + table([["task", *columns], *lines]) if columns else ""
+    if not columns:
+        return ""
+    rows = document["decoding"] | {"all, to the first token": document["prefill"]["all"]}
+    return "S after the first token, by task\n" + table([["task", *columns], *_ratio_lines(rows, columns)])
+
+
+def _ratio_lines(rows: Mapping[str, Mapping[str, Any]], columns: Sequence[str]) -> list[list[str]]:
+    """The name of each row and its ratios."""
+    return [[name, *(ratio(cells.get(column)) for column in columns)] for name, cells in rows.items()]
 
 
 def ratio(cell: Mapping[str, Any] | None) -> str:

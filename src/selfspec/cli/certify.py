@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import click
 
 from selfspec.cli.flags import Flag, ModelCommand, draft_flags, model_flags
 from selfspec.cli.opening import PLACING, open_engine
-from selfspec.cli.output import emit_json, examples, facts, finite, note, write_whole
+from selfspec.cli.output import check_target, emit_json, examples, facts, finite, note, write_whole
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def command(prompt_file: str | None, out: str | None, as_json: bool, **options: 
     placed = {name: options.pop(name) for name in ("model", *PLACING)}
     candidates = _candidates(options)
     if out is not None:
-        _check_target(Path(out))
+        check_target(Path(out))
     entries = _entries(prompt_file)
     engine = open_engine(placed)
     prompts = [engine.encode(**entry) for entry in entries]
@@ -110,14 +109,6 @@ def _candidates(options: dict[str, Any]) -> list[Candidate] | None:
 
 
 # -- the certificate --------------------------------------------------------------------------------------
-
-
-def _check_target(path: Path) -> None:
-    """Minutes of work must not end with a file that cannot be written."""
-    if path.is_dir():
-        raise OptionError(f"--out {str(path)!r} is a folder; name a file")
-    if not os.access(path.parent, os.W_OK):
-        raise OptionError(f"--out {str(path)!r} cannot be written: no such folder, or no permission")
 
 
 def _page(certificate: Certificate, engine: Engine) -> str:

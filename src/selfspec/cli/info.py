@@ -46,18 +46,19 @@ def command(model: str | None, dtype: str | None, bits: int | None, as_json: boo
     """
     from selfspec.cli.opening import with_offer
     from selfspec.errors import OptionError
-    from selfspec.loading import default_runs_on
+    from selfspec.loading import default_runs_on, default_runtime
     from selfspec.model.embedded import EMBEDDED
     from selfspec.model.load import config_of, locate
 
     if dtype is not None and bits is not None:
         raise OptionError("--dtype is for the torch runtime and --bits for the native core; leave one out")
     name = EMBEDDED if model is None else model
-    config, runs_on = with_offer(name, lambda: config_of(name)), ""
-    runs_on = default_runs_on(config)
-    is_packed = bits is not None or (dtype is None and locate(name)[0] == "gguf" and runs_on.startswith("cpu"))
-    sizes = _packed(name, bits) if is_packed else _plain(config, config.dtype if dtype is None else dtype)
-    document = _document(name, config, sizes) | {"runs_on": runs_on}
+    config = with_offer(name, lambda: config_of(name))
+    if bits is not None or (dtype is None and locate(name)[0] == "gguf" and default_runtime(config) == "cpu"):
+        sizes = _packed(name, config, bits)
+    else:
+        sizes = _plain(config, config.dtype if dtype is None else dtype)
+    document = _document(name, config, sizes) | {"runs_on": default_runs_on(config)}
     if as_json:
         emit_json(document)
     else:
@@ -93,19 +94,24 @@ def _plain(config: ModelConfig, dtype: str) -> _Sizes:
     )
 
 
-def _packed(name: str, bits: int | None) -> _Sizes:
-    """As the native core holds it: keys and values in float16 unless the weights are float32."""
+def _packed(name: str, config: ModelConfig, bits: int | None) -> _Sizes:
+    """As the native core holds it, with the padding of its matrices."""
+    from selfspec.model.config import DTYPE_BYTES
+    from selfspec.model.families import weights_by_role
+    from selfspec.runtime.cpu import default_kv
     from selfspec.runtime.packed import packed_sizes
 
-    found = packed_sizes(name, bits)
+    precision, sizes = packed_sizes(name, bits)
+    ends = {role: sizes[weight.name] for role, weight in weights_by_role(config).items()}
+    layer = (sum(sizes.values()) - sum(ends.values())) // config.num_layers
     return _Sizes(
-        precision=found.precision,
-        layer=found.layer,
-        active_layer=found.layer,
-        head=found.head,
-        embedding=found.embedding,
-        total=found.total,
-        kv_width=4 if found.precision == "float32" else 2,
+        precision=precision,
+        layer=layer,
+        active_layer=layer,
+        head=ends["embedding" if config.tied_head else "head"] + ends["final_norm"],
+        embedding=ends["embedding"],
+        total=sum(sizes.values()),
+        kv_width=DTYPE_BYTES[default_kv(precision)],
         state_width=4,
     )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from selfspec.cli.output import json_line
+from selfspec.cli.output import json_line, other_fields
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -134,8 +134,7 @@ def _read(place: Path, identity: Mapping[str, Any]) -> tuple[dict[int, tuple[int
 
 
 def _require_same(place: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    ours = json.loads(json_line(ours))  # tuples have become lists on disk
-    if other := [name for name in ours if theirs.get(name) != ours[name]]:
+    if other := other_fields(theirs, ours):
         raise OptionError(
             f"{str(place)!r} is an unfinished run with another {' and '.join(other)}; finish that one, "
             "give another OUT, or give --overwrite to start anew"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from selfspec.cli.output import json_line, write_whole
+from selfspec.cli.output import json_line, other_fields, write_whole
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -31,13 +31,12 @@ class Notebook:
 
     def require(self, identity: Mapping[str, Any]) -> None:
         """Raise OptionError if what is there was measured on something else; from now on it is ``identity``'s."""
-        ours = json.loads(json_line(identity))  # tuples have become lists on disk
-        if self._identity and (other := [name for name in ours if self._identity.get(name) != ours[name]]):
+        if self._identity and (other := other_fields(self._identity, identity)):
             raise OptionError(
                 f"--out {str(self._path)!r} was measured with another {' and '.join(other)}; "
                 "give the same again, another FILE, or remove it"
             )
-        self._identity = ours
+        self._identity = identity
 
     def save(self, result: Mapping[str, Any] | None = None) -> None:
         """Write what is there, and perhaps the result."""

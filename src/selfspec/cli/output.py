@@ -14,7 +14,7 @@ import click
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import TextIO
 
@@ -38,6 +38,22 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def other_fields(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """The fields of ``ours`` that have another value in ``theirs``, a document that was read."""
+    ours = json.loads(json_line(ours))  # tuples have become lists on disk
+    return [name for name in ours if theirs.get(name) != ours[name]]
+
+
+def check_target(path: Path) -> None:
+    """Minutes of work must not end with an --out that cannot be written: raises OptionError."""
+    if path.is_dir():
+        raise OptionError(f"--out {str(path)!r} is a folder; name a file")
+    folder = path.absolute().parent
+    if not os.access(folder, os.W_OK):
+        why = "no permission" if folder.is_dir() else "its folder does not exist"
+        raise OptionError(f"--out {str(path)!r} cannot be written: {why}")
 
 
 def write_whole(path: Path, text: str) -> None:

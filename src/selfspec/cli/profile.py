@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,8 @@ import click
 from selfspec.cli.flags import ProfileCommand, asked_of
 from selfspec.cli.notebook import Notebook
 from selfspec.cli.opening import open_engine
-from selfspec.cli.output import emit_json, examples, note, progress
+from selfspec.cli.output import check_target, emit_json, examples, note, progress
 from selfspec.cli.profile_page import page
-from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
     from selfspec.engine import Engine
@@ -59,7 +57,7 @@ def command(out: str | None, as_json: bool, **options: Any) -> None:
     asked, opening = asked_of(ProfileOptions, options)
     prompts = choose(read_prompts(asked.data), asked.task_names, asked.limit)
     if out is not None:
-        _check_target(Path(out))
+        check_target(Path(out))
     notebook = Notebook(None if out is None else Path(out))
     engine = open_engine(opening)
     head = _head(engine, asked)
@@ -77,14 +75,6 @@ def command(out: str | None, as_json: bool, **options: Any) -> None:
         emit_json(document)
     else:
         click.echo(page(document))
-
-
-def _check_target(path: Path) -> None:
-    """Minutes of work must not end with a file that cannot be written."""
-    if path.is_dir():
-        raise OptionError(f"--out {str(path)!r} is a folder; name a file")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise OptionError(f"--out {str(path)!r} cannot be written: no such folder, or no permission")
 
 
 def _head(engine: Engine, options: ProfileOptions) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from selfspec.context import PREFILL_ROWS
+from selfspec.context import Context
 from selfspec.runtime.cpu import available_processors
 from selfspec.types import LayerPlan, Rows
 
@@ -25,11 +27,7 @@ _MATRIX = 1024
 
 def fill(runtime: Runtime, cache: Cache, tokens: Sequence[int]) -> None:
     """Write the keys and values of ``tokens`` to the first cells of slot 0, in every layer."""
-    plan = LayerPlan.full(runtime.config.num_layers)
-    for start in range(0, len(tokens), PREFILL_ROWS):
-        chunk = tokens[start : start + PREFILL_ROWS]
-        rows = Rows.of([0] * len(chunk), range(start, start + len(chunk)))
-        runtime.run(runtime.embed(chunk, rows.positions), plan, rows, cache)
+    Context(runtime, cache).write(0, tokens)
 
 
 def pass_seconds(
@@ -109,11 +107,36 @@ def measure_ceiling(runtime: Runtime) -> Ceiling | None:
     )
 
 
+class Vector:
+    """A vector far beyond any cache, with a part for each thread: what a plain stream of memory reaches."""
+
+    def __init__(self, threads: int) -> None:
+        self._parts = np.array_split(np.ones(_VECTOR_BYTES // 4, dtype=np.float32), threads)
+        self._pool = ThreadPoolExecutor(threads)
+
+    def sum(self) -> int:
+        """Read it all; gives the bytes."""
+        list(self._pool.map(np.sum, self._parts))
+        return _VECTOR_BYTES
+
+    def copy(self) -> int:
+        """Read it all and write it elsewhere; gives the bytes of both."""
+        list(self._pool.map(np.copyto, self._copies, self._parts))
+        return 2 * _VECTOR_BYTES
+
+    @cached_property
+    def _copies(self) -> list[np.ndarray[Any, Any]]:
+        return [np.empty_like(part) for part in self._parts]
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._pool.shutdown()
+
+
 def bandwidth(threads: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Bytes per second of summing a vector, a part per thread: the best of five."""
-    parts = np.array_split(np.ones(_VECTOR_BYTES // 4, dtype=np.float32), threads)
-    with ThreadPoolExecutor(threads) as pool:
-        return _VECTOR_BYTES / _best(lambda: list(pool.map(np.sum, parts)), clock)
+    with closing(Vector(threads)) as vector:
+        return _VECTOR_BYTES / _best(vector.sum, clock)
 
 
 def arithmetic(clock: Callable[[], float] = time.perf_counter) -> float:

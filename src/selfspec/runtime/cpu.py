@@ -122,12 +122,11 @@ class CpuRuntime(Runtime):
             raise OptionError(
                 f"kernels is {self.kernels!r}; this processor has {', '.join(native().kernel_sets())}"
             )
-        if missing := lacking(config):
-            raise UnsupportedModelError(f"the native core has no {missing}, which {config.family} needs; use torch")
+        require_supported(config)
         self._ends = weights_by_role(config)
         self._head = _packed(weights, self._ends["embedding" if config.tied_head else "head"].name)
         self.precision = precision_of(weights, self._head)
-        self.kv = ("float32" if self.precision == "float32" else "float16") if kv is None else kv
+        self.kv = default_kv(self.precision) if kv is None else kv
         if self.kv not in ("float16", "float32"):
             raise OptionError(f"kv is {self.kv!r}; it must be float16 or float32")
         self._model = _model(config, self.kernels, self.threads)
@@ -244,6 +243,17 @@ def lacking(config: ModelConfig) -> str:
     if not missing and set(weights_by_role(config, 0)) - _KNOWN_ROLES:
         missing = ["fused weights"]
     return ", ".join(missing)
+
+
+def require_supported(config: ModelConfig) -> None:
+    """Raise UnsupportedModelError if the core cannot run the model."""
+    if missing := lacking(config):
+        raise UnsupportedModelError(f"the native core has no {missing}, which {config.family} needs; use torch")
+
+
+def default_kv(precision: str) -> str:
+    """The precision of keys and values beside weights of a `precision_of`."""
+    return "float32" if precision == "float32" else "float16"
 
 
 @lru_cache(maxsize=256)  # a drafter repeats its plans

@@ -16,11 +16,11 @@ from selfspec.errors import OptionError
 from selfspec.model.cache import checksum, converted
 from selfspec.model.checkpoint import open_texts
 from selfspec.model.disk import room
-from selfspec.model.families import weight_shapes
+from selfspec.model.families import weight_shapes, weights_by_role
 from selfspec.model.gguf import convert, gguf_kinds
 from selfspec.model.load import config_of, find_checkpoint, locate, silent
 from selfspec.model.stored import from_safetensors
-from selfspec.runtime.cpu import precision_of
+from selfspec.runtime.cpu import precision_of, require_supported
 from selfspec.runtime.packing import (
     KIND_OF_BITS,
     KIND_OF_BLOCKS,
@@ -112,44 +112,28 @@ def find_packed(
     return PackedModel(name, config, tokenizer, weights, head["rounding"], checksum(entry / "packed.bin"))
 
 
-@dataclass(frozen=True, slots=True)
-class PackedSizes:
-    """Bytes that a model takes in the native core: of a layer (the mean), the head with its norm, the embedding."""
+def packed_sizes(model: str | os.PathLike[str], bits: int | None = None) -> tuple[str, dict[str, int]]:
+    """The precision of what ``find_packed`` would make, and the bytes of each weight; no weights are read.
 
-    precision: str
-    layer: int
-    head: int
-    embedding: int
-    total: int
-
-
-def packed_sizes(model: str | os.PathLike[str], bits: int | None = None) -> PackedSizes:
-    """What ``find_packed`` would make, without reading weights. Raises as it does."""
+    Raises as it does, and UnsupportedModelError for a model that the core cannot run.
+    """
     _check_bits(bits)
     kind, path, _ = locate(model)
     config = config_of(model)
+    require_supported(config)
     kinds = gguf_kinds(path) if kind == "gguf" else {}
-    weights: PackedWeights = {}
+    matrices: PackedWeights = {}
     sizes: dict[str, int] = {}
     for name, shape in weight_shapes(config).items():
         if len(shape) == 1:
             sizes[name] = 4 * shape[0]
             continue
         packed, (rows, columns) = _kind(kinds.get(name, config.dtype), bits), shape
-        weights[name] = Packed(packed, rows, columns, np.empty(0, dtype=np.uint8))
+        matrices[name] = Packed(packed, rows, columns, np.empty(0, dtype=np.uint8))
         sizes[name] = packed_bytes(packed, rows, columns)
-    embedding = "model.embed_tokens.weight"
-    head = embedding if config.tied_head else "lm_head.weight"
-    layers = sum(size for name, size in sizes.items() if ".layers." in name)
-    found = weights[head]
-    assert isinstance(found, Packed)
-    return PackedSizes(
-        precision=precision_of(weights, found),
-        layer=layers // config.num_layers,
-        head=sizes[head] + sizes["model.norm.weight"],
-        embedding=sizes[embedding],
-        total=sum(sizes.values()),
-    )
+    head = matrices[weights_by_role(config)["embedding" if config.tied_head else "head"].name]
+    assert isinstance(head, Packed)
+    return precision_of(matrices, head), sizes
 
 
 def _check_bits(bits: int | None) -> None:
