@@ -7,8 +7,9 @@ coupled sampling. Then they are answered again: by every drafter, four at a time
 prompt in chunks of other sizes. Every token must be the same, and so must every bit of the logits that it was
 chosen from; what is kept of them is a 64-bit digest per token.
 
-Results are appended to a file per precision in ``--out``; a second call goes on where the first one stopped.
-Exit code 1 if anything differed.
+Prompts are taken from the tasks in turn until plain decoding has said ``--tokens`` tokens. Results are appended
+to a file per precision in ``--out``; a second call goes on where the first one stopped. Exit code 1 if anything
+differed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 from contextlib import closing
 from functools import cache, partial
 from hashlib import blake2b
-from itertools import cycle
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -123,9 +124,20 @@ class Case:
         """The runtime on so many threads; None: on all processors."""
         return self._open(threads=threads).runtime
 
-    def run(self, law: str, way: Way) -> Iterator[int]:
-        """Make the texts that are not known yet; gives the number of each as it is done."""
-        missing = [i for i in range(len(self._prompts)) if (law, way.name, i) not in self.known]
+    def enough(self, law: str, tokens: int) -> int:
+        """How many prompts it takes for plain decoding to say so many tokens; makes the plain texts of them."""
+        plain, said = Way("plain"), 0
+        for count in range(1, len(self._prompts) + 1):
+            for _ in self.run(law, plain, count):
+                pass
+            said += len(self.known[law, plain.name, count - 1]["tokens"])
+            if said >= tokens:
+                return count
+        return len(self._prompts)
+
+    def run(self, law: str, way: Way, count: int) -> Iterator[int]:
+        """Make the texts of the first ``count`` prompts that are not known yet; gives the number of each done."""
+        missing = [i for i in range(count) if (law, way.name, i) not in self.known]
         for start in range(0, len(missing), way.together):
             indices = missing[start : start + way.together]
             for line in self._written(indices, law, way):
@@ -165,35 +177,35 @@ class Case:
             for text in texts
         ]
 
-    def compared(self, law: str, way: Way) -> dict[str, Any]:
+    def compared(self, law: str, way: Way, count: int) -> dict[str, Any]:
         """Differing tokens and differing digests against plain decoding, and how much was compared."""
         tokens = digests = accepted = total = 0
-        for i in range(len(self._prompts)):
+        for i in range(count):
             ours, plain = (self.known[law, name, i] for name in (way.name, "plain"))
             pairs = (zip(ours[key], plain[key], strict=False) for key in ("tokens", "digests"))
             tokens_off, digests_off = (sum(a != b for a, b in pair) for pair in pairs)
             uneven = abs(len(ours["tokens"]) - len(plain["tokens"]))
             tokens, digests = tokens + tokens_off + uneven, digests + digests_off + uneven
             accepted, total = accepted + ours["accepted"], total + len(plain["tokens"])
-        found = {"tokens": total, "differing_tokens": tokens, "differing_logits": digests, "accepted": accepted}
+        found = {
+            "prompts": count,
+            "tokens": total,
+            "differing_tokens": tokens,
+            "differing_logits": digests,
+            "accepted": accepted,
+        }
         return {"law": law, "way": way.name} | found
 
 
-def chosen(args: argparse.Namespace, engine: selfspec.Engine) -> list[list[int]]:
-    """Prompts of all tasks in turn, as many as ``--tokens`` need."""
+def in_turn(args: argparse.Namespace, engine: selfspec.Engine) -> list[list[int]]:
+    """All prompts that fit, the tasks taking turns."""
     tasks: dict[str, list[list[int]]] = {}
     for prompt in read_prompts(args.data):
         assert engine.tokenizer is not None
         tokens = list(encode_turns(engine.tokenizer, [{"role": "user", "content": prompt.turns[0]}]))
         if len(tokens) + args.new_tokens <= engine.config.context_length:
             tasks.setdefault(prompt.task, []).append(tokens)
-    found: list[list[int]] = []
-    for task in cycle(tasks):
-        if len(found) * args.new_tokens >= args.tokens or not any(tasks.values()):
-            return found
-        if tasks[task]:
-            found.append(tasks[task].pop(0))
-    return found
+    return [tokens for turn in zip_longest(*tasks.values()) for tokens in turn if tokens is not None]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -203,30 +215,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", default=None, help="prompts; by default the built-in ones")
     parser.add_argument("--out", required=True, help="folder of the results so far")
     parser.add_argument("--bits", nargs="+", type=int, default=[16, 8, 4])
-    parser.add_argument("--tokens", type=int, default=10_000, help="at most, of each way and precision")
-    parser.add_argument("--new-tokens", type=int, default=160, help="of a text")
+    parser.add_argument("--laws", nargs="+", choices=LAWS, default=list(LAWS))
+    parser.add_argument("--tokens", type=int, default=10_000, help="of each way, law and precision")
+    parser.add_argument("--new-tokens", type=int, default=160, help="of a text, at most")
     parser.add_argument("--ways", nargs="+", default=None, help="only these, beside plain")
     args = parser.parse_args(argv)
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
-    results, prompts = [], None
-    for bits in args.bits:
+    results: list[dict[str, Any]] = []
+    for law, bits in product(args.laws, args.bits):
         opened = cache(partial(selfspec.load, args.model, runtime="cpu", bits=bits, draft="plain"))
         engine = opened(threads=None)
-        prompts = prompts or chosen(args, engine)
+        prompts = in_turn(args, engine)
         key = blake2b(json.dumps([prompts, args.new_tokens, engine.fingerprint]).encode(), digest_size=4)
         case = Case(opened, prompts, args.new_tokens, folder / f"{bits}-{key.hexdigest()}.jsonl")
-        for law in LAWS:
-            for way in ways(engine.config.num_layers):
-                if args.ways and way.name not in ("plain", *args.ways):
-                    continue
-                for done in case.run(law, way):
-                    print(f"\r{bits} bits, {law}, {way.name}: {done + 1}/{len(prompts)}", end="", file=sys.stderr)
-                results.append({"bits": bits, "prompts": len(prompts)} | case.compared(law, way))
-                print(
-                    "\r{bits} bits, {law}, {way}: {tokens} tokens, {accepted} of them drafted; "
-                    "{differing_tokens} tokens and {differing_logits} logits differ".format(**results[-1])
-                )
+        count = case.enough(law, args.tokens)
+        for way in ways(engine.config.num_layers):
+            if args.ways and way.name not in ("plain", *args.ways):
+                continue
+            for done in case.run(law, way, count):
+                print(f"\r{bits} bits, {law}, {way.name}: {done + 1}/{count}", end="", file=sys.stderr)
+            results.append({"bits": bits} | case.compared(law, way, count))
+            print(
+                "\r{bits} bits, {law}, {way}: {tokens} tokens, {accepted} of them drafted; "
+                "{differing_tokens} tokens and {differing_logits} logits differ".format(**results[-1]),
+                flush=True,
+            )
     print(json.dumps(results))
     if any(result["differing_tokens"] or result["differing_logits"] for result in results):
         sys.exit(1)
