@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import inspect
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 import transformers
+from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
+from transformers.models.qwen3_next import modeling_qwen3_next
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +46,13 @@ LONG = {
     "short_factor": [1.0, 1.1, 1.3, 1.7],
     "long_factor": [2.0, 3.0, 4.0, 5.0],
     "rope_theta": 1e4,
+}
+DELTA = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
 }
 
 # the name of a case, the configuration class, and what it has beyond the sizes; without "family" before a colon
@@ -163,8 +176,38 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_local_experts": 5,
         },
     ),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv", "conv"], "block_multiple_of": 16}),
+    "lfm2: biases": ("Lfm2", {"full_attn_idxs": [2], "conv_bias": True, "conv_L_cache": 5}),
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            **DELTA,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3_5_text": ("Qwen3_5Text", {**DELTA, "attention_bias": True}),
+    "qwen3_5_moe_text": (
+        "Qwen3_5MoeText",
+        {
+            **DELTA,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+        },
+    ),
 }
+MIXERS = ("self_attn", "self_attention", "attention", "attn", "linear_attn", "conv")
 EAGER = {"gemma2", "gpt_oss"}  # what their scores need, torch's own attention does not have
+
+
+HYBRIDS = [case for case in CASES if case.startswith(("lfm2", "qwen3_next", "qwen3_5"))]
 
 
 def family_name(case: str) -> str:
@@ -187,24 +230,43 @@ def model_of(case: str) -> Any:
 
 
 @contextmanager
-def wide_softmax() -> Iterator[None]:
-    """Their eager attention rounds the soft-max to float32; here it stays in float64, as in torch's own."""
+def wide() -> Iterator[None]:
+    """Their eager attention rounds the soft-max to float32, and their delta rule everything; here float64 stays.
+
+    In float32 the two forms of their delta rule, for a prefill and for one row, differ by 1e-5 as well.
+    """
     narrow = F.softmax
 
-    def wide(x: Any, dim: Any = None, dtype: Any = None, **_: Any) -> Any:
+    def wide_softmax(x: Any, dim: Any = None, dtype: Any = None, **_: Any) -> Any:
         return narrow(x, dim=dim, dtype=torch.float64 if x.ndim == 4 else dtype)
 
-    F.softmax = wide
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(F, "softmax", wide_softmax))
+        for module in (modeling_qwen3_next, modeling_qwen3_5, modeling_qwen3_5_moe):
+            for rule in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"):
+                stack.enter_context(patch.object(module, rule, _widened(getattr(module, rule))))
         yield
-    finally:
-        F.softmax = narrow
+
+
+class _WideTorch:
+    """Torch, whose float32 is float64."""
+
+    float32 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def _widened(function: Any) -> Any:
+    original = inspect.unwrap(function)
+    wide_globals = original.__globals__ | {"torch": _WideTorch()}
+    return FunctionType(original.__code__, wide_globals, original.__name__, original.__defaults__)
 
 
 def attention_and_mlp(model: Any, layer: int) -> tuple[Any, Any]:
     """The two modules of a layer of a transformers model, whatever they are called."""
     layers = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 4)
     parts = dict(layers[layer].named_children())
-    attention = next(parts[name] for name in ("self_attn", "self_attention", "attention", "attn") if name in parts)
-    mlp = next(parts[name] for name in ("mlp", "block_sparse_moe", "fc2") if name in parts)
+    attention = next(parts[name] for name in MIXERS if name in parts)
+    mlp = next(parts[name] for name in ("mlp", "block_sparse_moe", "fc2", "feed_forward") if name in parts)
     return attention, mlp

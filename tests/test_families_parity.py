@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from doubles import run
-from family_models import CASES, WINDOW, attention_and_mlp, family_name, model_of, wide_softmax
+from family_models import CASES, HYBRIDS, WINDOW, attention_and_mlp, family_name, model_of, wide
 from lossless_table import Bush
 
 import selfspec
@@ -25,6 +25,7 @@ from selfspec.types import Draft, LayerPlan, Rows
 
 LENGTH, NEW = 24, 20
 RING = 14  # the most rows of a text in one pass here, so that a window's cache is a ring of 22 cells
+BLOCK = 6  # positions between states of recurrent layers: no draft here is longer
 PROMPTS = [np.random.default_rng(0).integers(3, 101, LENGTH).tolist(), [5, 17, 3], [9] * 11]
 FULL = LayerPlan.full(4)
 EVERY = pytest.mark.parametrize("case", CASES)
@@ -33,13 +34,13 @@ EVERY = pytest.mark.parametrize("case", CASES)
 @cache
 def runtime_of(case):
     runtime = TorchRuntime.of(model_of(case))
-    runtime.most_rows = RING
+    runtime.most_rows, runtime.block = RING, BLOCK
     return runtime
 
 
 def theirs(case, tokens):
     """Logits [R, V] of transformers."""
-    with torch.no_grad(), wide_softmax():
+    with torch.no_grad(), wide():
         return model_of(case)(torch.tensor([tokens])).logits[0].numpy()
 
 
@@ -88,7 +89,7 @@ def test_greedy_texts_equal_generate(case):
     """Guards the whole: what people get from transformers is what they get here, past the window."""
     model = model_of(case)
     for prompt in PROMPTS[:2]:
-        with wide_softmax():
+        with wide():
             out = model.generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -145,8 +146,11 @@ DRAFTS = {
 }
 
 
-@EVERY
-@pytest.mark.parametrize("draft", DRAFTS)
+TREES = {"exit 3, comb", "bush"}
+PAIRS = [(case, draft) for case in CASES for draft in DRAFTS if draft not in TREES or case not in HYBRIDS]
+
+
+@pytest.mark.parametrize(("case", "draft"), PAIRS)
 def test_every_draft_gives_the_text_of_the_oracle(case, draft):
     """Guards exits, gaps, chains and trees, with rollback across the window, in a ragged batch."""
     drafter, options = DRAFTS[draft](case)
@@ -175,7 +179,7 @@ def test_an_early_exit_leaves_the_model_as_it_was(case):
         found = engine.generate(prompt, draft="early_exit", exit_layer=layer, **options)
         assert found.token_ids == want
     assert model.config.to_dict() == settings
-    with wide_softmax(), torch.no_grad():
+    with wide(), torch.no_grad():
         after = model(torch.tensor([[*prompt, *want]])).logits[0, LENGTH - 1 : -1]
     assert after.argmax(dim=-1).tolist() == list(want)
 

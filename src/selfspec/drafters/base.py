@@ -64,6 +64,11 @@ class Drafter(ABC):
     def __init__(self, options: DraftOptions, config: ModelConfig) -> None:
         self.options = options
         self.config = config
+        if config.recurrences and options.most_tokens > options.gamma:
+            raise OptionError(
+                f"{self.name} would draft trees; {config.family} has recurrent layers, which verify chains only: "
+                "leave siblings at 0"
+            )
 
     @property
     def plan(self) -> LayerPlan | None:

@@ -49,16 +49,15 @@ class CertifyOptions:
 def default_candidates(config: ModelConfig) -> list[Candidate]:
     """Look-up, early exit at its default and shallow, and a comb; look-up alone where there is one layer.
 
-    The look-ups draft whether it pays or not: what is not drafted proves nothing.
+    No comb where recurrent layers verify chains only. The look-ups draft whether it pays or not: what is not drafted proves nothing.
     """
-    if config.num_layers < 2:
-        return [Candidate("ngram", {"adaptive": False}), Candidate("ngram", {"adaptive": False, "siblings": 2})]
-    return [
-        Candidate("ngram", {"adaptive": False}),
-        Candidate("early_exit", {}),
-        Candidate("early_exit", {"exit_layer": shallow(config.num_layers), "gamma": 2}),
-        Candidate("early_exit", {"siblings": 2, "gamma": 3}),
-    ]
+    chains = [Candidate("ngram", {"adaptive": False})]
+    comb = Candidate("ngram", {"adaptive": False, "siblings": 2})
+    if config.num_layers > 1:
+        depth = shallow(config.num_layers)
+        chains += [Candidate("early_exit", {}), Candidate("early_exit", {"exit_layer": depth, "gamma": 2})]
+        comb = Candidate("early_exit", {"siblings": 2, "gamma": 3})
+    return chains if config.recurrences else [*chains, comb]
 
 
 def certify(

@@ -14,8 +14,8 @@ _CELLS = 1024  # caches are padded; over this many cells it does not show
 
 def kv_bytes_per_token(runtime: Runtime) -> float:
     """Bytes of keys and values that a row reads for every token before it."""
-    cells = min(_CELLS, runtime.config.context_length)
-    return runtime.new_cache(1, cells).nbytes / cells
+    cells, states = min(_CELLS, runtime.config.context_length), state_bytes(runtime.config, runtime.value_bytes)
+    return (runtime.new_cache(1, cells).nbytes - states) / cells
 
 
 def roofline(ceiling: Mapping[str, float], runtime: Runtime, one_row: Mapping[int, float]) -> list[dict[str, Any]]:

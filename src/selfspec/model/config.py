@@ -73,6 +73,43 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class Recurrence:
+    """What stands in the place of attention and carries a state from position to position.
+
+    All kinds begin with a causal convolution over the last ``taps`` inputs of each of its ``channels``. That is
+    all of a "conv" (LFM2), between a gate before and one after it. A "delta" (gated delta net, arXiv 2412.06464)
+    makes queries, keys and values of its output: the state of a value head is a matrix [key_dim, value_dim],
+    and ``key_heads`` keys serve ``value_heads`` heads. A "mamba" (Mamba 2, arXiv 2405.21060) has the same
+    matrices, its B, C and x being keys, queries and values. ``conv_bias`` and ``proj_bias``: the convolution,
+    and the matrices before and after it, have biases.
+    """
+
+    kind: Literal["conv", "delta", "mamba"]
+    taps: int
+    value_heads: int
+    value_dim: int
+    key_heads: int = 0
+    key_dim: int = 0
+    conv_bias: bool = False
+    proj_bias: bool = False
+
+    @property
+    def key_width(self) -> int:
+        """Numbers in the keys of a row."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        """Numbers in the values of a row."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values, or what there is of them."""
+        return 2 * self.key_width + self.value_width
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """What one layer computes, beyond the sizes of the model.
 
@@ -84,6 +121,9 @@ class Layer:
     ``norm_before``: each part norms what it reads; ``norm_after``: what it adds. ``parallel``: attention and
     MLP both read what enters the layer, through one norm ("shared") or each through its own ("separate").
     ``residual_scale`` multiplies what a part adds.
+
+    ``recurrence`` stands in the place of attention, if there is one. ``output_gate``: what attention found is
+    multiplied by the sigmoid of a gate, which comes with the queries.
     """
 
     rope: Rope | None = Rope()
@@ -99,6 +139,23 @@ class Layer:
     residual_scale: float = 1.0
     activation: Activation = "silu"
     experts: Experts | None = None
+    recurrence: Recurrence | None = None
+    output_gate: bool = False
+
+    @property
+    def attends(self) -> bool:
+        """Whether there is attention, and so keys and values."""
+        return self.recurrence is None
+
+    @property
+    def conv_bias(self) -> bool:
+        """Whether the convolution of a recurrence has a bias."""
+        return self.recurrence is not None and self.recurrence.conv_bias
+
+    @property
+    def proj_bias(self) -> bool:
+        """Whether the matrices around it have biases."""
+        return self.recurrence is not None and self.recurrence.proj_bias
 
     @property
     def own_mlp_norm(self) -> bool:
@@ -174,9 +231,15 @@ class ModelConfig:
         return self.position_offset is not None
 
     @property
+    def recurrences(self) -> tuple[Recurrence, ...]:
+        """Those of all layers that have one, in order; such a model verifies chains only."""
+        found = (self.layer(index).recurrence for index in range(self.num_layers))
+        return tuple(recurrence for recurrence in found if recurrence)
+
+    @property
     def kv_values_per_token(self) -> int:
-        """Numbers that the KV cache holds per token, all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        """Numbers that the KV cache holds per token, all layers with attention."""
+        return 2 * (self.num_layers - len(self.recurrences)) * self.num_kv_heads * self.head_dim
 
     @property
     def parameters(self) -> int:

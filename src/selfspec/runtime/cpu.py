@@ -220,6 +220,7 @@ def lacking(config: ModelConfig) -> str:
     ropes = {f.rope for f in facts}
     rope = next((f.rope for f in facts if f.rope), None)
     needs = {
+        "recurrent layers": config.recurrences,
         "mixtures of experts": any(f.experts for f in facts),
         "sliding windows": windows,
         "layers without rotary embeddings": None in ropes,

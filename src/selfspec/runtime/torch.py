@@ -21,8 +21,9 @@ from selfspec.model.families import config_from_hf, family_of, weight_shapes, we
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.products import linear
 from selfspec.runtime.rotary import inverse_frequencies
+from selfspec.runtime.states import BLOCK
 from selfspec.runtime.torch_block import Block, norm_of
-from selfspec.runtime.torch_cache import FEWER, Rings, TorchCache, memory_for
+from selfspec.runtime.torch_cache import FEWER, TorchCache, memory_for
 from selfspec.runtime.torch_placement import Placement, Turn, split
 from selfspec.types import MOST_ROWS, Array, LayerPlan, Rows, SubLayer
 
@@ -49,6 +50,7 @@ class TorchRuntime(Runtime):
 
     name = "torch"
     most_rows = MOST_ROWS  # of a slot in one pass, where a layer has a window; longer passes are cut
+    block = BLOCK  # positions between two states that a recurrent layer keeps; no draft may be longer
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
         self.config = config
@@ -148,11 +150,9 @@ class TorchRuntime(Runtime):
 
     def new_cache(self, slots: int, length: int) -> TorchCache:
         """An empty cache in the precision of the weights; layers with a window have the cells that they need."""
-        shape = (slots, length, self.config.num_kv_heads, self.config.head_dim)
-        windows = tuple(self.config.layer(index).window for index in range(self.config.num_layers))
         size = slots * length * self.config.kv_values_per_token * self.value_bytes
         with memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; {FEWER}"):
-            return TorchCache.new(self._embedding, shape, Rings(windows, self.most_rows))
+            return TorchCache.new(self._embedding, self.config, (slots, length), (self.most_rows, self.block))
 
     def keep(self, cache: Cache, rows: Rows) -> None:
         """See `Runtime.keep`: the cells of all ``rows`` are read before any is written."""
@@ -175,6 +175,11 @@ class TorchRuntime(Runtime):
         assert isinstance(cache, TorchCache)
         assert plan.num_layers == self.config.num_layers
         assert hidden.shape[0] == len(rows)
+        if cache.states and rows.lineage is not None:
+            raise OptionError(
+                f"a draft is a tree; {self.config.family} has recurrent layers, which verify chains only: "
+                "use siblings 0, or a drafter of chains"
+            )
         if cache.has_rings and (parts := split(rows, self.most_rows)):
             return self._run_in_parts(hidden, plan, rows, cache, (parts, taps))
         tapped: dict[SubLayer, Array] = {}
@@ -187,8 +192,7 @@ class TorchRuntime(Runtime):
                     layer, entered = step.layer, hidden
                 reads = entered if block.is_parallel else hidden
                 if step.part == "attention":
-                    store = (cache.keys[layer], cache.values[layer])
-                    hidden = hidden + block.attention(reads, placement, store)
+                    hidden = hidden + block.attention(reads, placement, cache.store(layer))
                 else:
                     hidden = hidden + block.mlp(reads, plan.experts)
                 if step in taps:

@@ -10,13 +10,15 @@ import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 from selfspec.runtime.products import linear
 from selfspec.runtime.torch_mixture import Mixture
 from selfspec.runtime.torch_placement import Scores
+from selfspec.runtime.torch_recurrent import Recurrent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
-    from selfspec.model.config import Activation, ModelConfig, NormKind
+    from selfspec.model.config import Activation, Layer, ModelConfig, NormKind
+    from selfspec.runtime.torch_cache import Store
     from selfspec.runtime.torch_placement import Placement, Turn
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -86,25 +88,34 @@ class Block:
         self._mlp_before = self._before if facts.parallel == "shared" else norm("mlp_norm")
         self._after, self._mlp_after = norm("attention_after"), norm("mlp_after")
         self._q_norm, self._k_norm = norm("q_norm"), norm("k_norm")
+        self._recurrent = _recurrent(config, facts, tensors)
         self._mixture = None if facts.experts is None else Mixture(facts, tensors, self._activation)
 
     def _linear(self, x: Tensor, role: str) -> Tensor:
         return linear(x, self._tensors[role], self._tensors.get(f"{role}_bias"))
 
-    def attention(self, x: Tensor, placement: Placement, store: tuple[Tensor, Tensor]) -> Tensor:
-        """What attention adds, for states [R, d]; keys and values land in ``store``."""
+    def attention(self, x: Tensor, placement: Placement, store: Store) -> Tensor:
+        """What attention adds, or what stands in its place, for states [R, d]; later rows find it in ``store``."""
         if self._before is not None:
             x = self._before(x)
-        heads, v = self._projected(x)
+        if self._recurrent is None:
+            out = self._attended(x, placement, store)
+        else:
+            assert store.states is not None
+            out = self._recurrent(x, placement.runs, store.states)
+        return self._added(out, self._after)
+
+    def _attended(self, x: Tensor, placement: Placement, store: Store) -> Tensor:
+        heads, v, gate = self._projected(x)
         if self._turn is not None:
             heads = placement.turned(heads, self._turn)
         q, k = torch.split(heads, [self._config.num_heads, self._config.num_kv_heads], dim=1)
-        keys, values = store
+        keys, values = store.keys, store.values
         places = placement.places(keys.shape[1])
         keys[placement.slots, places] = k
         values[placement.slots, places] = v
-        out = self._linear(placement.attend(q, keys, values, self._scores).flatten(1), "o")
-        return self._added(out, self._after)
+        found = placement.attend(q, keys, values, self._scores).flatten(1)
+        return self._linear(found if gate is None else found * torch.sigmoid(gate), "o")
 
     def mlp(self, x: Tensor, experts: int | None = None) -> Tensor:
         """What the MLP adds, for states [R, d]; ``experts`` overrides how many each row has."""
@@ -128,8 +139,8 @@ class Block:
             inner = self._activation(self._linear(x, "up"))
         return self._linear(inner, "down")
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys [R, heads + KV heads, width], and values [R, KV heads, width].
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries and keys [R, heads + KV heads, width], values [R, KV heads, width], and gates of what is found.
 
         Queries and keys stay together until they are turned: on a CPU every small operation costs microseconds.
         """
@@ -137,15 +148,20 @@ class Block:
         width, kv_heads = config.head_dim, config.num_kv_heads
         if "qkv" in self._tensors:
             together = self._linear(x, "qkv").view(rows, -1, width)
-            return together[:, :-kv_heads], together[:, -kv_heads:]
+            return together[:, :-kv_heads], together[:, -kv_heads:], None
         if "qkv_groups" in self._tensors:
-            return self._grouped(self._linear(x, "qkv_groups"))
-        q, k, v = (self._linear(x, role) for role in "qkv")
+            return (*self._grouped(self._linear(x, "qkv_groups")), None)
+        gate = None
+        if "q_and_gate" in self._tensors:
+            q, gate = (part.flatten(1) for part in self._linear(x, "q_and_gate").view(rows, -1, 2 * width).chunk(2, -1))
+        else:
+            q = self._linear(x, "q")
+        k, v = self._linear(x, "k"), self._linear(x, "v")
         if self._q_norm is not None and self._k_norm is not None:
             if self._qk_norm == "head":
                 q, k = q.view(rows, -1, width), k.view(rows, -1, width)
             q, k = self._q_norm(q), self._k_norm(k)
-        return torch.cat((q, k), dim=1).view(rows, -1, width), v.view(rows, kv_heads, width)
+        return torch.cat((q, k), dim=1).view(rows, -1, width), v.view(rows, kv_heads, width), gate
 
     def _grouped(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
         """One product that has for each key head its queries, itself and its value."""
@@ -154,3 +170,10 @@ class Block:
         groups = qkv.view(len(qkv), kv_heads, each + 2, width)
         queries = groups[:, :, :each].reshape(len(qkv), -1, width)
         return torch.cat((queries, groups[:, :, each]), dim=1), groups[:, :, each + 1]
+
+
+def _recurrent(config: ModelConfig, facts: Layer, tensors: Mapping[str, Tensor]) -> Recurrent | None:
+    """What stands in the place of attention; its own norm has weights that are never one off."""
+    if facts.recurrence is None:
+        return None
+    return Recurrent(facts.recurrence, tensors, norm_of(config, "rms", tensors, "recurrent_norm"))

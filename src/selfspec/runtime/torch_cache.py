@@ -1,25 +1,29 @@
-"""Keys and values of the torch runtime."""
+"""Keys, values and states of the torch runtime."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from selfspec.errors import OutOfMemoryError
 from selfspec.runtime.base import Cache
+from selfspec.runtime.torch_states import States
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
+
+    from selfspec.model.config import ModelConfig
 
 FEWER = "ask for fewer tokens, or fewer texts at once"
 
 
 class Rings(NamedTuple):
-    """The window of each layer, and how many cells more than that a ring has.
+    """The window of each layer, and how many cells more than that a ring has; a window of 0 is no attention.
 
     Cell c of a text lies in place c modulo the size of the ring. ``spare`` is the most rows of a slot in one
     pass: what they overwrite is older than any window of this round or the next, accepted or not.
@@ -30,42 +34,76 @@ class Rings(NamedTuple):
 
     def sizes(self, length: int) -> list[int]:
         """How many cells of a slot each layer has."""
-        return [length if window is None else min(length, window + self.spare) for window in self.windows]
+        return [length if window is None else min(length, window and window + self.spare) for window in self.windows]
+
+
+class Store(NamedTuple):
+    """What one layer keeps: keys and values, or states."""
+
+    keys: Tensor
+    values: Tensor
+    states: States | None
 
 
 class TorchCache(Cache):
     """Keys and values per layer: [slots, cells, KV heads, head width]. Zeroed, so unused cells stay finite.
 
     A layer without a window has ``length`` cells, one with a window no more than its ring; ``has_rings`` says
-    whether some layer has fewer cells than a text may have.
+    whether some layer has fewer cells than a text may have. A recurrent layer has no cells, and ``states`` whose
+    size does not depend on the length; ``block`` is how often it keeps one.
     """
 
-    def __init__(self, length: int, rings: Rings, keys: list[Tensor], values: list[Tensor]) -> None:
+    def __init__(
+        self, length: int, rings: Rings, keys: list[Tensor], values: list[Tensor], states: Mapping[int, States]
+    ) -> None:
         self.slots, self.length = keys[0].shape[0], length
-        self.rings, self.keys, self.values = rings, keys, values
-        self.has_rings = any(t.shape[1] < length for t in keys)
+        self.rings, self.keys, self.values, self.states = rings, keys, values, states
+        self.block = next((kept.block for kept in states.values()), 1)
+        self.has_rings = any(0 < t.shape[1] < length for t in keys)
 
     @classmethod
-    def new(cls, like: Tensor, shape: tuple[int, ...], rings: Rings) -> TorchCache:
-        """Empty, of ``shape`` [slots, length, KV heads, head width], in the precision and place of ``like``."""
-        slots, length, *rest = shape
-        parts = ([writable(like, (slots, size, *rest)) for size in rings.sizes(length)] for _ in ("keys", "values"))
-        return cls(length, rings, *parts)
+    def new(cls, like: Tensor, config: ModelConfig, shape: tuple[int, int], spare: tuple[int, int]) -> TorchCache:
+        """Empty, of ``shape`` (slots, length), in the precision and place of ``like``.
+
+        ``spare``: how many cells more than its window a ring has, and how often a recurrent layer keeps a state.
+        """
+        slots, length = shape
+        layers = [config.layer(index) for index in range(config.num_layers)]
+        rings = Rings(tuple(layer.window if layer.attends else 0 for layer in layers), spare[0])
+        heads = (config.num_kv_heads, config.head_dim)
+        keys, values = (
+            [writable(like, (slots, size, *heads)) for size in rings.sizes(length)] for _ in ("keys", "values")
+        )
+        states = {
+            index: States(layer.recurrence, slots, spare[1], partial(writable, like))
+            for index, layer in enumerate(layers)
+            if layer.recurrence
+        }
+        return cls(length, rings, keys, values, states)
+
+    def store(self, layer: int) -> Store:
+        """What one layer keeps."""
+        return Store(self.keys[layer], self.values[layer], self.states.get(layer))
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(t.nbytes for t in self.keys + self.values)
+        return sum(t.nbytes for t in self.keys + self.values) + sum(s.nbytes for s in self.states.values())
 
     def longer(self, length: int) -> TorchCache:
-        """A longer copy; rings that have their full size already stay what they are."""
+        """A longer copy; rings that have their full size already, and states, stay what they are."""
         with memory_for(f"a KV cache of {self.slots} x {length} tokens beside the one it replaces; {FEWER}"):
             sizes = self.rings.sizes(length)
             parts = (list(map(_lengthened, part, sizes)) for part in (self.keys, self.values))
-            return TorchCache(length, self.rings, *parts)
+            return TorchCache(length, self.rings, *parts, self.states)
 
     def rewinds(self, written: int, to: int) -> bool:
-        """See `Cache.rewinds`: a ring that has come round has lost what is older than its window."""
+        """See `Cache.rewinds`: a ring that has come round has lost what is older than its window.
+
+        States have no way back from what is committed; at its beginning a text needs none.
+        """
+        if self.states:
+            return to in (0, written)
         came_round = any(t.shape[1] < written + self.rings.spare for t in self.keys if t.shape[1] < self.length)
         return not came_round or to >= written - 1
 
@@ -78,10 +116,10 @@ def _lengthened(old: Tensor, length: int) -> Tensor:
     return new
 
 
-def writable(like: Tensor, shape: Sequence[int]) -> Tensor:
+def writable(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
     """Zeros that may be written later, outside the `torch.inference_mode` that the caller may be in, too."""
     with torch.inference_mode(False):
-        return like.new_zeros(*shape)
+        return like.new_zeros(shape, dtype=dtype)
 
 
 @contextmanager

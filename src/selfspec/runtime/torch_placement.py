@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
+
+from selfspec.runtime.torch_states import Runs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +38,8 @@ class Scores(NamedTuple):
 class Placement:
     """Where the rows of one pass read and write, computed once for all its layers.
 
-    What only some layers need, the turns of each rotary embedding and the mask of each window, is computed
-    when the first of them asks.
+    What only some layers need, the turns of each rotary embedding, the mask of each window and the order of rows
+    in recurrent layers, is computed when the first of them asks.
     """
 
     def __init__(self, rows: Rows, cache: TorchCache, dtype: torch.dtype, device: torch.device) -> None:
@@ -45,6 +48,7 @@ class Placement:
         self.slots = torch.from_numpy(rows.slots).to(device)
         self._cells = torch.from_numpy(rows.cells).to(device)
         self._rows = rows
+        self._block = cache.block
         self._dtype, self._device = dtype, device
         self._positions = torch.from_numpy(rows.positions).to(device)
         self._turns: dict[int, tuple[Tensor, Tensor]] = {}
@@ -56,6 +60,11 @@ class Placement:
         self._segments = segment.reshape(-1)
         if self.single is None:
             self._pad(slots, self._segments)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """The rows as recurrent layers see them."""
+        return Runs(self._rows, self._block, self._device)
 
     def places(self, size: int) -> Tensor:
         """Where the rows' cells lie in a layer of ``size`` cells: [R]."""

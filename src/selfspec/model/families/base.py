@@ -12,7 +12,7 @@ from selfspec.model.config import Layer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from selfspec.model.config import ModelConfig
+    from selfspec.model.config import ModelConfig, Recurrence
     from selfspec.model.reading import Fields
 
 
@@ -21,7 +21,7 @@ class Weight(NamedTuple):
 
     ``role`` is what the weight does, in the words of the runtimes; ``name`` what it is called. ``dims`` names
     its dimensions as they are stored (see ``sizes_of``). ``only_if`` is the switch of its `Layer` or of
-    ``ModelConfig`` that it depends on ("" always, "!x" if x is off). ``transposed`` weights are stored
+    ``ModelConfig`` that it depends on ("" always, "!x" if x is off, "x y" if both are on). ``transposed`` weights are stored
     [in, out]. ``each``: there is one for every expert, whose number stands for "{e}" in its role and name.
     """
 
@@ -76,12 +76,13 @@ class Family:
 
 
 def linear(role: str, name: str, dims: tuple[str, str], bias: str | None = None, **more: Any) -> tuple[Weight, ...]:
-    """A matrix, and its bias: never (None), always (""), or by a switch."""
+    """A matrix, and its bias: never (None), always (""), or by a switch beside that of the matrix."""
     matrix = Weight(role, f"{name}.weight", dims, **more)
     if bias is None:
         return (matrix,)
     width = dims[1] if matrix.transposed else dims[0]
-    return (matrix, Weight(f"{role}_bias", f"{name}.bias", (width,), bias or matrix.only_if, each=matrix.each))
+    only_if = f"{matrix.only_if} {bias}".strip()
+    return (matrix, Weight(f"{role}_bias", f"{name}.bias", (width,), only_if, each=matrix.each))
 
 
 def norm(role: str, name: str, dim: str = "d", only_if: str = "", *, bias: bool = False) -> tuple[Weight, ...]:
@@ -113,20 +114,21 @@ def sizes_of(config: ModelConfig, layer: Layer) -> dict[str, int]:
     """The dimensions of weights by name.
 
     d hidden, h one head, q queries, kv keys or values, qkv all three, ff MLP, V vocabulary, P learned
-    positions, n heads; E experts, xf the width of one, sf that of the shared one; 2x is twice x.
+    positions, n heads; E experts, xf the width of one, sf that of the shared one; 2x is twice x, 3x
+    three times. Of a recurrence: t taps, c channels, rv all values, rh one head of them, rn how many heads.
     """
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     experts = layer.experts
     widths = {
+        "d": config.hidden_size,
+        "q": q,
         "ff": config.intermediate_size,
         "xf": experts.width if experts else 0,
         "sf": experts.shared_width if experts else 0,
     }
     return {
-        "d": config.hidden_size,
         "h": config.head_dim,
         "n": config.num_heads,
-        "q": q,
         "kv": kv,
         "qkv": q + 2 * kv,
         "V": config.vocab_size,
@@ -134,17 +136,33 @@ def sizes_of(config: ModelConfig, layer: Layer) -> dict[str, int]:
         "E": experts.count if experts else 0,
         "1": 1,
         **widths,
-        **{f"2{name}": 2 * size for name, size in widths.items()},
+        **{f"{times}{name}": times * size for times in (2, 3) for name, size in widths.items()},
+        **(_recurrent_sizes(layer.recurrence) if layer.recurrence else {}),
+    }
+
+
+def _recurrent_sizes(recurrence: Recurrence) -> dict[str, int]:
+    channels, values, heads = recurrence.channels, recurrence.value_width, recurrence.value_heads
+    return {
+        "t": recurrence.taps,
+        "c": channels,
+        "rv": values,
+        "rh": recurrence.value_dim,
+        "rn": heads,
+        "2rn": 2 * heads,
+        "c+rv": channels + values,
+        "c+rv+rn": channels + values + heads,
     }
 
 
 def is_on(weight: Weight, config: ModelConfig, layer: Layer) -> bool:
     """Whether this model has the weight."""
-    if not weight.only_if:
-        return True
-    switch = weight.only_if.lstrip("!")
-    found = getattr(layer, switch) if hasattr(layer, switch) else getattr(config, switch)
-    return bool(found) != weight.only_if.startswith("!")
+    for given in weight.only_if.split():
+        switch = given.lstrip("!")
+        found = getattr(layer, switch) if hasattr(layer, switch) else getattr(config, switch)
+        if bool(found) == given.startswith("!"):
+            return False
+    return True
 
 
 def layer_weights(layout: Layout, config: ModelConfig, index: int) -> Iterator[Weight]:

@@ -20,13 +20,15 @@ NO_BIAS: dict[str, tuple[object, ...]] = {"attention_bias": (False,), "mlp_bias"
 # -- weights that many families call the same -------------------------------------------------------------
 
 
-def attention(bias: str | None = None, out_bias: str | None = None) -> tuple[Weight, ...]:
+def attention(
+    bias: str | None = None, out_bias: str | None = None, only_if: str = "", out: str = "o_proj"
+) -> tuple[Weight, ...]:
     """Separate queries, keys, values and output."""
     return (
-        *linear("q", "self_attn.q_proj", ("q", "d"), bias),
-        *linear("k", "self_attn.k_proj", ("kv", "d"), bias),
-        *linear("v", "self_attn.v_proj", ("kv", "d"), bias),
-        *linear("o", "self_attn.o_proj", ("d", "q"), out_bias),
+        *linear("q", "self_attn.q_proj", ("q", "d"), bias, only_if=only_if),
+        *linear("k", "self_attn.k_proj", ("kv", "d"), bias, only_if=only_if),
+        *linear("v", "self_attn.v_proj", ("kv", "d"), bias, only_if=only_if),
+        *linear("o", f"self_attn.{out}", ("d", "q"), out_bias, only_if=only_if),
     )
 
 
@@ -59,9 +61,12 @@ def norms_after() -> tuple[Weight, ...]:
     )
 
 
-def qk_norms(q: str = "h", k: str = "h") -> tuple[Weight, ...]:
+def qk_norms(q: str = "h", k: str = "h", only_if: str = "", name: str = "norm") -> tuple[Weight, ...]:
     """Norms of queries and keys, of one head or of all."""
-    return (*norm("q_norm", "self_attn.q_norm", q), *norm("k_norm", "self_attn.k_norm", k))
+    return (
+        *norm("q_norm", f"self_attn.q_{name}", q, only_if),
+        *norm("k_norm", f"self_attn.k_{name}", k, only_if),
+    )
 
 
 # -- facts ------------------------------------------------------------------------------------------------

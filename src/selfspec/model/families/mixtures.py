@@ -50,7 +50,7 @@ def _joint(gate_up: str, down: str) -> tuple[Weight, ...]:
 
 
 _MODULES = _joint("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
-_SHARED = (
+SHARED = (
     *linear("shared_gate", "mlp.shared_expert.gate_proj", ("sf", "d"), only_if="shared_expert"),
     *linear("shared_up", "mlp.shared_expert.up_proj", ("sf", "d"), only_if="shared_expert"),
     *linear("shared_down", "mlp.shared_expert.down_proj", ("d", "sf"), only_if="shared_expert"),
@@ -67,7 +67,7 @@ def _layouts(attention: tuple[Weight, ...], *mixtures: tuple[Weight, ...]) -> tu
     return tuple(Layout(ends(), normed_before(attention, mixture)) for mixture in mixtures)
 
 
-def _qwen_layouts(*attention: Weight, shared: tuple[Weight, ...] = ()) -> tuple[Layout, ...]:
+def qwen_layouts(*attention: Weight, shared: tuple[Weight, ...] = ()) -> tuple[Layout, ...]:
     """Layers whose MLP is dense or a mixture; the experts apart, or together."""
     common = (*gated_mlp(only_if="dense"), *_router("mlp.gate"), *shared)
     apart = _each("mlp.experts", "gate_proj", "up_proj", "down_proj")
@@ -77,7 +77,7 @@ def _qwen_layouts(*attention: Weight, shared: tuple[Weight, ...] = ()) -> tuple[
 # -- facts ------------------------------------------------------------------------------------------------
 
 
-def _experts(fields: Fields, width: str, **more: Any) -> Experts:
+def experts_of(fields: Fields, width: str, **more: Any) -> Experts:
     count = fields.integer("num_experts" if "num_experts" in fields else "num_local_experts")
     chosen = fields.integer("num_experts_per_tok")
     if chosen > count:
@@ -87,11 +87,11 @@ def _experts(fields: Fields, width: str, **more: Any) -> Experts:
     return Experts(count, chosen, fields.integer(width), **more)
 
 
-def _renormed(fields: Fields) -> str:
+def renormed(fields: Fields) -> str:
     return "renormed" if fields.flag("norm_topk_prob", False) else "all"
 
 
-def _sparse(fields: Fields, config: ModelConfig, experts: Experts) -> list[Experts | None]:
+def sparse(fields: Fields, config: ModelConfig, experts: Experts) -> list[Experts | None]:
     """The mixture of each layer, None where the MLP is dense."""
     every, dense = fields.integer("decoder_sparse_step"), fields.raw("mlp_only_layers") or []
     if not isinstance(dense, list):
@@ -100,7 +100,7 @@ def _sparse(fields: Fields, config: ModelConfig, experts: Experts) -> list[Exper
 
 
 def _mixtral(fields: Fields, config: ModelConfig) -> ModelConfig:
-    experts = _experts(fields, "intermediate_size", weighting="renormed")
+    experts = experts_of(fields, "intermediate_size", weighting="renormed")
     return with_layers(config, window=window_of(fields), experts=experts)
 
 
@@ -112,17 +112,17 @@ def _qwen2_moe(fields: Fields, config: ModelConfig) -> ModelConfig:
         lambda i: "sliding_attention" if window and (i + 1) % 2 and i < last else "full_attention",
     )
     shared = fields.integer("shared_expert_intermediate_size")
-    experts = _experts(fields, "moe_intermediate_size", weighting=_renormed(fields), shared_width=shared)
-    return with_layers(config, window=windows(types, window), experts=_sparse(fields, config, experts))
+    experts = experts_of(fields, "moe_intermediate_size", weighting=renormed(fields), shared_width=shared)
+    return with_layers(config, window=windows(types, window), experts=sparse(fields, config, experts))
 
 
 def _qwen3_moe(fields: Fields, config: ModelConfig) -> ModelConfig:
-    experts = _experts(fields, "moe_intermediate_size", weighting=_renormed(fields))
-    return with_layers(config, qk_norm="head", window=used_window(fields), experts=_sparse(fields, config, experts))
+    experts = experts_of(fields, "moe_intermediate_size", weighting=renormed(fields))
+    return with_layers(config, qk_norm="head", window=used_window(fields), experts=sparse(fields, config, experts))
 
 
 def _olmoe(fields: Fields, config: ModelConfig) -> ModelConfig:
-    experts = _experts(fields, "intermediate_size", weighting=_renormed(fields))
+    experts = experts_of(fields, "intermediate_size", weighting=renormed(fields))
     return with_layers(config, qk_norm="width", experts=experts)
 
 
@@ -130,7 +130,7 @@ def _gpt_oss(fields: Fields, config: ModelConfig) -> ModelConfig:
     types = layer_types(
         fields, config.num_layers, lambda i: "sliding_attention" if (i + 1) % 2 else "full_attention"
     )
-    experts = _experts(
+    experts = experts_of(
         fields,
         "intermediate_size",
         weighting="chosen",
@@ -142,7 +142,7 @@ def _gpt_oss(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def _granite_moe(fields: Fields, config: ModelConfig) -> ModelConfig:
-    experts = _experts(fields, "intermediate_size", weighting="chosen_float32")
+    experts = experts_of(fields, "intermediate_size", weighting="chosen_float32")
     return with_layers(with_granite_ends(fields, config), experts=experts, **granite(fields))
 
 
@@ -180,7 +180,7 @@ _QWEN: dict[str, Any] = {
 QWEN2_MOE = Family(
     name="qwen2_moe",
     architectures=("Qwen2MoeForCausalLM",),
-    layouts=_qwen_layouts(*attention("attention_bias"), shared=_SHARED),
+    layouts=qwen_layouts(*attention("attention_bias"), shared=SHARED),
     facts=_qwen2_moe,
     keys={"attention_bias": "qkv_bias"},
     defaults={
@@ -199,7 +199,7 @@ QWEN2_MOE = Family(
 QWEN3_MOE = Family(
     name="qwen3_moe",
     architectures=("Qwen3MoeForCausalLM",),
-    layouts=_qwen_layouts(*attention("attention_bias", "attention_bias"), *qk_norms()),
+    layouts=qwen_layouts(*attention("attention_bias", "attention_bias"), *qk_norms()),
     facts=_qwen3_moe,
     defaults={
         **_QWEN,
@@ -214,7 +214,7 @@ QWEN3_MOE = Family(
 OLMOE = Family(
     name="olmoe",
     architectures=("OlmoeForCausalLM",),
-    layouts=_qwen_layouts(*attention("attention_bias", "attention_bias"), *qk_norms("q", "kv")),
+    layouts=qwen_layouts(*attention("attention_bias", "attention_bias"), *qk_norms("q", "kv")),
     facts=_olmoe,
     defaults={
         "max_position_embeddings": 4096,

@@ -31,6 +31,7 @@ def config_from_hf(values: Mapping[str, Any], source: str = "config.json") -> Mo
         A missing, wrongly typed or contradictory value.
     """
     family = _family(Fields(values, source))
+    values = _of_text(Fields(values, source))
     defaults = dict(family.defaults)
     if values.get("rope_scaling"):  # what transformers 4 calls it
         defaults.pop("rope_parameters", None)
@@ -39,6 +40,15 @@ def config_from_hf(values: Mapping[str, Any], source: str = "config.json") -> Mo
     config = family.facts(fields, _sizes(fields, family))
     _check(config, source)
     return config
+
+
+def _of_text(fields: Fields) -> dict[str, Any]:
+    """The entries of a model of text; one that sees, too, keeps them in ``text_config``."""
+    inner, outer = fields.child("text_config"), fields.raw_items()
+    if inner is None:
+        return outer
+    tied = {"tie_word_embeddings": outer["tie_word_embeddings"]} if "tie_word_embeddings" in fields else {}
+    return outer | inner.raw_items() | tied
 
 
 def _sizes(fields: Fields, family: Family) -> ModelConfig:

@@ -10,7 +10,7 @@ from selfspec.model.config import Rope
 from selfspec.model.reading import Fields, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from selfspec.model.families.base import Family
 
@@ -166,14 +166,16 @@ def context_of(rope: Rope, context: int) -> int:
     return min(context, rope.original_context) if rope.kind == "longrope" else context
 
 
-def layer_types(fields: Fields, count: int, rule: Callable[[int], str]) -> list[str]:
-    """The type of each layer: ``layer_types`` of config.json, else by ``rule(index)``."""
+def layer_types(
+    fields: Fields, count: int, rule: Callable[[int], str], kinds: Sequence[str] = LAYER_TYPES
+) -> list[str]:
+    """The type of each layer, one of ``kinds``: ``layer_types`` of config.json, else by ``rule(index)``."""
     given = fields.raw("layer_types")
     if given is None:
         return [rule(index) for index in range(count)]
-    if not isinstance(given, list) or len(given) < count or any(kind not in LAYER_TYPES for kind in given):
+    if not isinstance(given, list) or len(given) < count or any(kind not in kinds for kind in given):
         raise UnsupportedModelError(
             f"layer_types is {one_line(repr(given), 120)} in {fields.source}; supported: a list of "
-            f"{' and '.join(LAYER_TYPES)}, one for each of {count} layers"
+            f"{' and '.join(kinds)}, one for each of {count} layers"
         )
     return given[:count]
