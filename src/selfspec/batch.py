@@ -93,9 +93,4 @@ class _Flight:
                 generation.take(own)
             if text.is_ended:
                 del self._running[text]
-                yield text.index, text.error or generation.completion(text, self._kv_bytes)
-
-    @property
-    def _kv_bytes(self) -> int:
-        """Bytes of one slot."""
-        return self._context.cache.nbytes // self._context.cache.slots
+                yield text.index, text.error or generation.completion(text, self._context.cache)

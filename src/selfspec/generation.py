@@ -9,6 +9,7 @@ from selfspec.context import Text
 from selfspec.model import TextStream
 from selfspec.request import Chunk, Completion, Request, draft_buffers
 from selfspec.rounds import Stats
+from selfspec.runtime.states import plain_bytes
 from selfspec.sampling import Chance
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from selfspec.drafters.base import Drafter
     from selfspec.engine import Engine
     from selfspec.rounds import Round
+    from selfspec.runtime.base import Cache
 
 
 class Generation:
@@ -53,8 +55,8 @@ class Generation:
         """All final text so far."""
         return self._ending.text
 
-    def completion(self, text: Text, kv_bytes: int) -> Completion:
-        """The result, when ``text`` has ended; ``kv_bytes`` is what its slot of the cache holds."""
+    def completion(self, text: Text, cache: Cache) -> Completion:
+        """The result, when ``text``, in a slot of ``cache``, has ended."""
         assert text.finish_reason is not None
         engine, drafter = self._engine, self.drafter
         return Completion(
@@ -71,7 +73,9 @@ class Generation:
             draft=drafter.name,
             plan=str(drafter.plan or "none"),
             gamma=drafter.options.gamma,
-            kv_bytes=kv_bytes,
+            kv_bytes=cache.nbytes // cache.slots,
+            state_bytes=(states := cache.state_bytes // cache.slots),
+            rollback_bytes=states and states - plain_bytes(engine.config, engine.runtime.value_bytes),
             buffers=draft_buffers(engine.config, drafter, self._sampling, engine.runtime.value_bytes),
         )
 

@@ -144,7 +144,11 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished generation and how it came about."""
+    """A finished generation and how it came about.
+
+    ``kv_bytes`` is what its slot of the cache holds, ``state_bytes`` the part of it that recurrent layers hold, and
+    ``rollback_bytes`` what of that serves only to go back to before a rejected draft.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -160,6 +164,8 @@ class Completion:
     plan: str
     gamma: int
     kv_bytes: int
+    state_bytes: int = 0
+    rollback_bytes: int = 0
     buffers: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -194,6 +200,8 @@ class Completion:
             "gamma": self.gamma,
             "seed": self.seed,
             "kv_bytes": self.kv_bytes,
+            "state_bytes": self.state_bytes,
+            "rollback_bytes": self.rollback_bytes,
             "buffers": dict(self.buffers),
         }
 

@@ -98,10 +98,12 @@ class Stream:
             yield from generation.rest()
             raise
         finally:
-            memory.tokens = text.tokens[: text.cached]
+            # a prefill that was cut short may have written any of the prompt
+            written = max(text.cached, text.prompt_length)
+            memory.tokens = text.tokens[: text.cached] if cache.rewinds(written, text.cached) else []
             self.is_ended, self._memory = True, Memory()  # a conversation keeps its own
             self._answered(generation.text)
-        self._completion = generation.completion(text, cache.nbytes)
+        self._completion = generation.completion(text, cache)
 
 
 class AsyncStream:

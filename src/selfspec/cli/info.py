@@ -117,6 +117,8 @@ def _packed(name: str, config: ModelConfig, bits: int | None) -> _Sizes:
 
 
 def _document(name: str, config: ModelConfig, sizes: _Sizes) -> dict[str, Any]:
+    from selfspec.runtime.states import kept_bytes, plain_bytes
+
     return {
         "model": name,
         "family": config.family,
@@ -133,6 +135,8 @@ def _document(name: str, config: ModelConfig, sizes: _Sizes) -> dict[str, Any]:
         "dtype": sizes.precision,
         "bytes": {name: getattr(sizes, name) for name in ("layer", "head", "embedding", "total")},
         "kv_bytes_per_token": config.kv_values_per_token * sizes.kv_width,
+        "state_bytes": (states := kept_bytes(config, sizes.state_width)),
+        "rollback_bytes": states - plain_bytes(config, sizes.state_width),
         "c_by_exit_layer": _costs(config, sizes),
         "draft_buffers": list(_buffers(config, sizes.state_width)),
     }
@@ -218,7 +222,16 @@ def _sizes(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("embedding", f"{size(held['embedding'])}{tied}"),
         ("total", size(held["total"])),
         ("KV cache", f"{size(document['kv_bytes_per_token'])} per token"),
+        *_states(document),
     ]
+
+
+def _states(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """What recurrent layers hold, where there are any."""
+    if not document["state_bytes"]:
+        return []
+    held, extra = size(document["state_bytes"]), size(document["rollback_bytes"])
+    return [("states", f"{held} per text, {extra} of it to roll drafts back")]
 
 
 def _buffer_table(rows: list[dict[str, Any]]) -> str:

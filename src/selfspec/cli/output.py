@@ -135,6 +135,8 @@ def summary(completion: Completion) -> str:
     gamma = f" γ {completion.gamma}" if completion.gamma else ""
     parts.append(f"{completion.draft}{plan}{gamma}")
     parts.append(f"{completion.precision} on {completion.runs_on}")
+    if completion.state_bytes:
+        parts.append(f"states {size(completion.state_bytes)} ({size(completion.rollback_bytes)} to roll back)")
     return " · ".join(parts)
 
 

@@ -49,7 +49,8 @@ class CertifyOptions:
 def default_candidates(config: ModelConfig) -> list[Candidate]:
     """Look-up, early exit at its default and shallow, and a comb; look-up alone where there is one layer.
 
-    No comb where recurrent layers verify chains only. The look-ups draft whether it pays or not: what is not drafted proves nothing.
+    No comb where recurrent layers verify chains only. The look-ups draft whether it pays or not: what is not
+    drafted proves nothing.
     """
     chains = [Candidate("ngram", {"adaptive": False})]
     comb = Candidate("ngram", {"adaptive": False, "siblings": 2})

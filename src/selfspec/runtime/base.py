@@ -26,6 +26,11 @@ class Cache(ABC):
     def nbytes(self) -> int:
         """Bytes held."""
 
+    @property
+    def state_bytes(self) -> int:
+        """The part of them that recurrent layers hold, which does not depend on the length."""
+        return 0
+
     def rewinds(self, written: int, to: int) -> bool:  # noqa: ARG002
         """Whether the first ``to`` cells of a text of ``written`` cells still serve a text that goes on from there.
 
@@ -41,7 +46,8 @@ class Cache(ABC):
 class Runtime(ABC):
     """Runs layer plans over flat sets of rows. R rows, d hidden width, V vocabulary.
 
-    Nothing here keeps lengths or positions: they come with every call, so a roll-back costs nothing.
+    Nothing here keeps lengths or positions: they come with every call, so a roll-back costs nothing, in recurrent
+    layers too (`selfspec.runtime.states`). What they verify must be a chain: `run` raises OptionError for a tree.
     ``is_row_invariant`` says that a row's result is the same to the last bit whatever other rows run beside
     it, so that speculation changes no bit.
     """

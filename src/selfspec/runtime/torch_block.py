@@ -153,7 +153,9 @@ class Block:
             return (*self._grouped(self._linear(x, "qkv_groups")), None)
         gate = None
         if "q_and_gate" in self._tensors:
-            q, gate = (part.flatten(1) for part in self._linear(x, "q_and_gate").view(rows, -1, 2 * width).chunk(2, -1))
+            q, gate = (
+                part.flatten(1) for part in self._linear(x, "q_and_gate").view(rows, -1, 2 * width).chunk(2, -1)
+            )
         else:
             q = self._linear(x, "q")
         k, v = self._linear(x, "k"), self._linear(x, "v")

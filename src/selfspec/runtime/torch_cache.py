@@ -34,7 +34,9 @@ class Rings(NamedTuple):
 
     def sizes(self, length: int) -> list[int]:
         """How many cells of a slot each layer has."""
-        return [length if window is None else min(length, window and window + self.spare) for window in self.windows]
+        return [
+            length if window is None else min(length, window and window + self.spare) for window in self.windows
+        ]
 
 
 class Store(NamedTuple):
@@ -88,14 +90,19 @@ class TorchCache(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(t.nbytes for t in self.keys + self.values) + sum(s.nbytes for s in self.states.values())
+        return sum(t.nbytes for t in self.keys + self.values) + self.state_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes held by recurrent layers."""
+        return sum(states.nbytes for states in self.states.values())
 
     def longer(self, length: int) -> TorchCache:
         """A longer copy; rings that have their full size already, and states, stay what they are."""
         with memory_for(f"a KV cache of {self.slots} x {length} tokens beside the one it replaces; {FEWER}"):
             sizes = self.rings.sizes(length)
-            parts = (list(map(_lengthened, part, sizes)) for part in (self.keys, self.values))
-            return TorchCache(length, self.rings, *parts, self.states)
+            keys, values = (list(map(_lengthened, part, sizes)) for part in (self.keys, self.values))
+            return TorchCache(length, self.rings, keys, values, self.states)
 
     def rewinds(self, written: int, to: int) -> bool:
         """See `Cache.rewinds`: a ring that has come round has lost what is older than its window.

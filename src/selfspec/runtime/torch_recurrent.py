@@ -17,20 +17,19 @@ import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 from selfspec.runtime.products import linear
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor
 
     from selfspec.model.config import Recurrence
+    from selfspec.runtime.torch_block import Norm
     from selfspec.runtime.torch_states import Runs, States, Wave
-
-    GatedNorm = Callable[[Tensor], Tensor]
 
 
 class Recurrent:
     """What stands in the place of attention: ``tensors`` by role, ``norm`` that of the heads, if there is one."""
 
-    def __init__(self, facts: Recurrence, tensors: Mapping[str, Tensor], norm: GatedNorm | None) -> None:
+    def __init__(self, facts: Recurrence, tensors: Mapping[str, Tensor], norm: Norm | None) -> None:
         self._facts = facts
         self._tensors = tensors
         self._norm = norm
@@ -66,7 +65,7 @@ class Recurrent:
         r, rows = self._facts, len(x)
         qkv, gate, beta, time = self._delta_inputs(x)
         qkv = F.silu(self._convolved(qkv, runs, states)).to(states.keys.dtype)
-        q, k, v = qkv.split((r.key_width, r.key_width, r.value_width), dim=-1)
+        q, k, v = torch.split(qkv, [r.key_width, r.key_width, r.value_width], dim=-1)
         q, k = (_unit(part.reshape(rows, r.key_heads, r.key_dim)) for part in (q, k))
         decay = -self._tensors["decay"].float().exp() * F.softplus(time.float() + self._tensors["time_shift"])
         asked = Asked(q * r.key_dim**-0.5, k, v.reshape(rows, r.value_heads, r.value_dim), decay)
@@ -84,7 +83,8 @@ class Recurrent:
             return qkv, gate, beta, time
         r, groups = self._facts, (len(x), self._facts.key_heads, -1)
         each = r.value_width // r.key_heads
-        parts = self._linear(x, "qkvz_groups").view(groups).split((r.key_dim, r.key_dim, each, each), dim=-1)
+        together = self._linear(x, "qkvz_groups").view(groups)
+        parts = torch.split(together, [r.key_dim, r.key_dim, each, each], dim=-1)
         q, k, v, gate = (part.flatten(1) for part in parts)
         beta, time = (part.flatten(1) for part in self._linear(x, "ba_groups").view(groups).chunk(2, dim=-1))
         return torch.cat((q, k, v), dim=-1), gate, beta, time

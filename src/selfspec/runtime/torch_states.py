@@ -25,7 +25,7 @@ class States:
     """What one recurrent layer keeps of every slot.
 
     ``inputs`` [slots, ring, channels] of the convolution, in the precision of the model. Where there is a state:
-    ``bases`` [slots, 2, heads, key dim, value dim] at the beginnings of the last two blocks, and of the rows in them
+    ``bases`` [slots, 2, heads, key dim, value dim] at the beginnings of the last two blocks, and of their rows
     ``keys`` [slots, 2, block, key heads, key dim], ``values`` [slots, 2, block, heads, value dim] and ``decays``
     [slots, 2, block, heads], the logarithm of what is left, after the row, of the state at the block's beginning.
     """
@@ -57,9 +57,7 @@ class Runs:
 
     def __init__(self, rows: Rows, block: int, device: torch.device) -> None:
         self._order = np.lexsort((rows.positions, rows.slots))
-        slots, self._begins, counts = np.unique(
-            rows.slots[self._order], return_index=True, return_counts=True
-        )
+        slots, self._begins, counts = np.unique(rows.slots[self._order], return_index=True, return_counts=True)
         self._firsts = rows.positions[self._order][self._begins]
         run, offset = _ragged(np.zeros_like(counts), counts)
         assert (rows.positions[self._order] == self._firsts[run] + offset).all(), "a state needs every row"

@@ -21,8 +21,9 @@ class Weight(NamedTuple):
 
     ``role`` is what the weight does, in the words of the runtimes; ``name`` what it is called. ``dims`` names
     its dimensions as they are stored (see ``sizes_of``). ``only_if`` is the switch of its `Layer` or of
-    ``ModelConfig`` that it depends on ("" always, "!x" if x is off, "x y" if both are on). ``transposed`` weights are stored
-    [in, out]. ``each``: there is one for every expert, whose number stands for "{e}" in its role and name.
+    ``ModelConfig`` that it depends on ("" always, "!x" if x is off, "x y" if both are on). ``transposed``
+    weights are stored [in, out]. ``each``: there is one for every expert, whose number stands for "{e}" in its
+    role and name.
     """
 
     role: str

@@ -215,7 +215,8 @@ _OTHER_PARTS = r"model\.visual\..*|mtp\..*"
 def _both(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
     """The same weights of a text model, and of the text part of one that sees."""
     inner = (
-        Layout(ends("model.language_model."), layout.per_layer, "model.language_model.layers.") for layout in layouts
+        Layout(ends("model.language_model."), layout.per_layer, "model.language_model.layers.")
+        for layout in layouts
     )
     return (*layouts, *inner)
 

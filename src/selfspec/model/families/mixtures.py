@@ -78,6 +78,7 @@ def qwen_layouts(*attention: Weight, shared: tuple[Weight, ...] = ()) -> tuple[L
 
 
 def experts_of(fields: Fields, width: str, **more: Any) -> Experts:
+    """The mixture that config.json describes; ``width`` is its key of their width."""
     count = fields.integer("num_experts" if "num_experts" in fields else "num_local_experts")
     chosen = fields.integer("num_experts_per_tok")
     if chosen > count:
@@ -88,6 +89,7 @@ def experts_of(fields: Fields, width: str, **more: Any) -> Experts:
 
 
 def renormed(fields: Fields) -> str:
+    """Whether the weights of the chosen experts are made to sum to 1."""
     return "renormed" if fields.flag("norm_topk_prob", False) else "all"
 
 
