@@ -2,11 +2,14 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from family_models import CASES, WINDOW, model_of
+from safetensors.torch import load_file, save_file
 from tiny_folder import write_model
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
@@ -35,6 +38,8 @@ OWN_SIZES = {
     "qwen3_moe": {**SIZES, "num_experts": 12},
     "olmoe": {**SIZES, "num_experts": 12},
     "granitemoe": {**SIZES, "num_local_experts": 6},
+    "lfm2": {**SIZES, "num_attention_heads": 8},
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), {**SIZES, "num_experts": 12}),
 }
 LONGROPE = {"type": "longrope", "short_factor": [1.5] * 6, "long_factor": [2.5] * 6}
 OLD_KEYS = [
@@ -81,6 +86,25 @@ OLD_KEYS = [
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     ("falcon", {"multi_query": False, "parallel_attn": False}),
     ("gpt2", {"n_inner": 100, "scale_attn_weights": False}),
+    (
+        "lfm2",
+        {"full_attn_idxs": [1, 5], "block_ff_dim": 200, "tie_embedding": False, "theta": 1e4, "rope_theta": 5e5},
+    ),
+    ("lfm2", {"block_auto_adjust_ff_dim": False, "conv_bias": True, "conv_L_cache": 4}),
+    ("lfm2", {"block_ffn_dim_multiplier": 1.3, "block_multiple_of": 10}),
+    ("qwen3_next", {"full_attention_interval": 2, "norm_topk_prob": False, "partial_rotary_factor": 0.5}),
+    (
+        "qwen3_5_text",
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e7,
+                "partial_rotary_factor": 0.25,
+                "mrope_interleaved": True,
+                "mrope_section": [11, 11, 10],
+            },
+        },
+    ),
 ]
 
 
@@ -130,6 +154,8 @@ REFUSED = [
     ("qwen3", {"layer_types": ["full_attention"] * 3}, ("layer_types", "8 layers")),
     ("qwen2", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ("rotary embedding for each",)),
     ("olmo3", {"rope_parameters": {"rope_type": "default"}}, ("full_attention, sliding_attention",)),
+    ("lfm2", {"layer_types": ["linear_attention"] * 8}, ("layer_types", "full_attention and conv")),
+    ("qwen3_5_text", {"attn_output_gate": False}, ("attn_output_gate", "only True")),
     (
         "llama",
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
@@ -156,6 +182,9 @@ def test_what_does_not_fit_is_refused(name, changes, parts, refused):
         ("stablelm", {"partial_rotary_factor": 1.5}, ("partial_rotary_factor", "at most 1")),
         ("gemma2", {"head_dim": 15}, ("15", "even")),
         ("granite", {"logits_scaling": 0}, ("logits_scaling", "above 0")),
+        ("lfm2", {"full_attn_idxs": 3}, ("full_attn_idxs", "list of layers")),
+        ("qwen3_next", {"linear_num_key_heads": 5}, ("linear_num_value_heads is 32", "(5)")),
+        ("qwen3_5_text", {"text_config": 3}, ("text_config", "an object")),
     ],
 )
 def test_damage_is_named(name, changes, parts, refused):
@@ -215,14 +244,32 @@ def test_a_saved_model_gives_the_text_of_its_object(case, folders):
 def test_the_core_runs_other_families_whose_operators_it_has(architecture, changes, tmp_path):
     """Guards the facts that reach the core: the same logits as torch, which is compared with transformers."""
     folder = write_model(tmp_path / "model", architectures=[architecture], **changes)
-    core, torch = selfspec.load(folder), selfspec.load(folder, dtype="float64")
-    assert (core.runtime.name, torch.runtime.name) == ("cpu", "torch")
+    core, wide = selfspec.load(folder), selfspec.load(folder, dtype="float64")
+    assert (core.runtime.name, wide.runtime.name) == ("cpu", "torch")
     rows, plan = Rows.of([0] * 12, range(12)), LayerPlan.full(4)
     found = []
-    for runtime in (core.runtime, torch.runtime):
+    for runtime in (core.runtime, wide.runtime):
         hidden, _ = runtime.run(runtime.embed(range(12)), plan, rows, runtime.new_cache(1, 12))
         found.append(runtime.logits(hidden))
     assert np.abs(found[0] - found[1]).max() < 1e-3 * np.abs(found[1]).max()
+
+
+@pytest.mark.parametrize("case", ["qwen3_5_text", "qwen3_5_moe_text"])
+def test_the_text_part_of_a_model_that_sees_is_a_model(case, folders, tmp_path):
+    """Guards Qwen3.5 as it is published: sizes in text_config, other names, and parts that are not read."""
+    folder, seeing = folders(case), tmp_path / "seeing"
+    shutil.copytree(folder, seeing)
+    own = json.loads((folder / "config.json").read_text())
+    (name,) = own.pop("architectures")
+    outer = {"architectures": [name.replace("CausalLM", "ConditionalGeneration")], "model_type": "qwen3_5"}
+    (seeing / "config.json").write_text(json.dumps(outer | {"text_config": own, "vision_config": {"depth": 3}}))
+    weights = load_file(seeing / "model.safetensors")
+    renamed = {k.replace("model.", "model.language_model.", 1): v for k, v in weights.items()}
+    others = {"model.visual.blocks.0.norm1.weight": torch.ones(3), "mtp.fc.weight": torch.ones(3)}
+    save_file(renamed | others, seeing / "model.safetensors", metadata={"format": "pt"})
+    options = {"max_new_tokens": 12, "ignore_eos": True}
+    found, want = (selfspec.load(path, dtype="float64").generate(range(3, 20), **options) for path in (seeing, folder))
+    assert found.token_ids == want.token_ids
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "llama"])
