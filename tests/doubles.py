@@ -10,7 +10,7 @@ import torch
 from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.decode import decode
-from selfspec.model.config import ModelConfig
+from selfspec.model.config import Layer, ModelConfig, Recurrence
 from selfspec.model.families import weight_shapes
 from selfspec.runtime.cpu import CpuRuntime
 from selfspec.runtime.packing import pack
@@ -44,6 +44,23 @@ def tiny_runtime(seed: int = 0, dtype: str = "float64", **changes: Any) -> Torch
     """A random decoder whose exits often agree with its last layer, so that drafts are accepted now and then."""
     config = replace(TINY, **changes)
     return TorchRuntime(config, {n: w.to(getattr(torch, dtype)) for n, w in _weights(config, seed).items()})
+
+
+STATES = {
+    "conv": ("lfm2", "rms", Recurrence("conv", 3, 1, 32)),
+    "delta": ("qwen3_5_text", "rms_plus_one", Recurrence("delta", 4, 4, 6, key_heads=2, key_dim=8)),
+}
+
+
+def tiny_hybrid(kind: str, block: int = 8, **changes: Any) -> TorchRuntime:
+    """The same sizes with recurrent layers around one with attention; no draft may be longer than ``block``."""
+    family, norm, recurrence = STATES[kind]
+    state = Layer(rope=None, norm=norm, recurrence=recurrence)
+    attention = Layer(norm=norm, qk_norm="head", output_gate=kind == "delta")
+    layers = (state, state, attention, state, state)
+    runtime = tiny_runtime(family=family, layers=layers, **changes)
+    runtime.block = block
+    return runtime
 
 
 def tiny_core(kind: str, seed: int = 0, **changes: Any) -> CpuRuntime:

@@ -231,7 +231,7 @@ def model_of(case: str) -> Any:
 
 @contextmanager
 def wide() -> Iterator[None]:
-    """Their eager attention rounds the soft-max to float32, and their delta rule everything; here float64 stays.
+    """Their eager attention rounds the soft-max to float32, and their delta nets all they do; here float64 stays.
 
     In float32 the two forms of their delta rule, for a prefill and for one row, differ by 1e-5 as well.
     """
@@ -245,6 +245,8 @@ def wide() -> Iterator[None]:
         for module in (modeling_qwen3_next, modeling_qwen3_5, modeling_qwen3_5_moe):
             for rule in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"):
                 stack.enter_context(patch.object(module, rule, _widened(getattr(module, rule))))
+            norm = next(kind for name, kind in vars(module).items() if name.endswith("RMSNormGated"))
+            stack.enter_context(patch.object(norm, "forward", _widened(norm.forward)))
         yield
 
 

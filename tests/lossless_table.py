@@ -6,14 +6,14 @@ many texts run together, their lengths and ends, γ, the temperature, and what s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from constraints import PROCESSORS, settings, some
-from doubles import run, tiny_core, tiny_runtime
+from doubles import STATES, run, tiny_core, tiny_hybrid, tiny_runtime
 
 from selfspec.drafters import drafter_class
 from selfspec.drafters.base import Drafter, DraftOptions
@@ -146,18 +146,45 @@ def check_cache(context, texts, _round):
             assert (ours[text.slot, : len(tokens)] - theirs[0]).abs().max() < 1e-12
 
 
+def check_next(context, texts, round_):
+    """The cache gives the next logits that a fresh prefill would (asked every third time): states show in no other."""
+    runtime = context.runtime
+    for text in [texts[commit.sequence] for commit in round_.commits if (round_.index + commit.sequence) % 3 == 0]:
+        kept, fresh = (
+            next_logits(runtime, text.tokens, *where)
+            for where in ((context.cache, text.slot, text.cached), (runtime.new_cache(1, len(text.tokens)), 0, 0))
+        )
+        assert np.abs(kept - fresh).max() < 1e-11
+
+
+def next_logits(runtime, tokens, cache, slot, cached):
+    """Logits [V] of the last token; the first ``cached`` ones are in the slot. Its row is run again in any case."""
+    rows = Rows.of([slot] * (len(tokens) - cached), range(cached, len(tokens)))
+    hidden = runtime.embed(tokens[cached:], rows.positions)
+    hidden, _ = runtime.run(hidden, LayerPlan.full(runtime.config.num_layers), rows, cache)
+    return runtime.logits(hidden[-1:])[0]
+
+
 @dataclass(frozen=True)
 class Target:
-    """A runtime: how it is made, how many cells a drafter has on it, and what must hold after every round."""
+    """A runtime: how it is made, how many cells a drafter has on it, and what must hold after every round.
+
+    ``drafters`` are those that it can have: one with recurrent layers verifies chains only.
+    """
 
     make: Callable[[], Runtime]
     cells: int
     after_round: Callable[..., None] | None = None
+    drafters: Collection[str] = tuple(DRAFTERS)
 
 
 RUNTIMES = {
     "toy": Target(lambda: MarkovRuntime(SIZE, num_layers=5, seed=1), cells=45),
     "torch": Target(tiny_runtime, cells=9, after_round=check_cache),
+    **{
+        f"hybrid {kind}": Target(partial(tiny_hybrid, kind), cells=9, after_round=check_next, drafters=CHAINS)
+        for kind in STATES
+    },
     # rows are independent of each other, so equality needs no float64 here, nor a tolerance
     **{f"cpu {kind}": Target(partial(tiny_core, kind), cells=18) for kind in ("fp32", "bf16", "int8", "int4")},
 }

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
-from lossless_table import DRAFTERS, RUNTIMES, SHAPINGS, TEMPERATURES, cells, check
+from lossless_table import RUNTIMES, SHAPINGS, TEMPERATURES, cells, check
 
 from selfspec.context import Context, Text
 from selfspec.runtime.torch import TorchRuntime
+from selfspec.runtime.torch_states import Runs
 from selfspec.sampling import Chance
-from selfspec.types import Prefix
+from selfspec.types import Prefix, Rows
 from selfspec.verify import verify_chain
 
-EVERY = [(runtime, drafter) for runtime in RUNTIMES for drafter in DRAFTERS]
+EVERY = [(runtime, drafter) for runtime, target in RUNTIMES.items() for drafter in target.drafters]
 
 
 @pytest.mark.parametrize(("runtime", "drafter"), EVERY)
@@ -38,7 +41,7 @@ def test_a_drafter_on_a_runtime_gives_the_plain_text(runtime, drafter):
 def test_every_value_of_every_axis_is_in_the_table(runtime):
     """Guards the sampling of cells."""
     seen = set()
-    for drafter in DRAFTERS:
+    for drafter in RUNTIMES[runtime].drafters:
         row = list(cells(runtime, drafter))
         seen |= {cell.shaping for cell in row}
         assert {cell.gamma for cell in row} == set(range(9))
@@ -72,10 +75,29 @@ def ends_in_the_bonus_only(monkeypatch):
         )
 
 
+def states_that_go_on(monkeypatch):
+    """What recurrent caches do by themselves: a row follows the last one that ran in its slot, accepted or not."""
+    monkeypatch.setattr("selfspec.runtime.torch_placement.Runs", Onward)
+
+
+class Onward(Runs):
+    reached: ClassVar[dict[int, int]] = {}
+
+    def __init__(self, rows, block, device):
+        positions = rows.positions.copy()
+        for row in np.argsort(rows.positions, kind="stable"):
+            slot = int(rows.slots[row])
+            positions[row] = self.reached.get(slot, -1) + 1 if positions[row] else 0
+            self.reached[slot] = int(positions[row])
+        super().__init__(Rows(rows.slots, positions), block, device)
+
+
 FAULTS = [
     (one_prefix, "toy", "right"),
     (noise_by_call, "toy", "early_exit 4"),
     (no_cells_moved, "torch", "bush"),
+    (states_that_go_on, "hybrid conv", "mixed"),
+    (states_that_go_on, "hybrid delta", "mixed"),
     (a_row_too_far, "torch", "ngram"),
     (ends_in_the_bonus_only, "toy", "right"),
 ]

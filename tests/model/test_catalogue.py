@@ -39,7 +39,7 @@ OWN_SIZES = {
     "olmoe": {**SIZES, "num_experts": 12},
     "granitemoe": {**SIZES, "num_local_experts": 6},
     "lfm2": {**SIZES, "num_attention_heads": 8},
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), {**SIZES, "num_experts": 12}),
+    **{name: {**SIZES, "num_experts": 12} for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")},
 }
 LONGROPE = {"type": "longrope", "short_factor": [1.5] * 6, "long_factor": [2.5] * 6}
 OLD_KEYS = [
@@ -268,7 +268,9 @@ def test_the_text_part_of_a_model_that_sees_is_a_model(case, folders, tmp_path):
     others = {"model.visual.blocks.0.norm1.weight": torch.ones(3), "mtp.fc.weight": torch.ones(3)}
     save_file(renamed | others, seeing / "model.safetensors", metadata={"format": "pt"})
     options = {"max_new_tokens": 12, "ignore_eos": True}
-    found, want = (selfspec.load(path, dtype="float64").generate(range(3, 20), **options) for path in (seeing, folder))
+    found, want = (
+        selfspec.load(path, dtype="float64").generate(range(3, 20), **options) for path in (seeing, folder)
+    )
     assert found.token_ids == want.token_ids
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from selfspec.model.config import Activation, Layer, ModelConfig, NormKind
+    from selfspec.model.config import Activation, ModelConfig, NormKind
     from selfspec.runtime.torch_cache import Store
     from selfspec.runtime.torch_placement import Placement, Turn
 
@@ -88,7 +88,8 @@ class Block:
         self._mlp_before = self._before if facts.parallel == "shared" else norm("mlp_norm")
         self._after, self._mlp_after = norm("attention_after"), norm("mlp_after")
         self._q_norm, self._k_norm = norm("q_norm"), norm("k_norm")
-        self._recurrent = _recurrent(config, facts, tensors)
+        recurrence = facts.recurrence
+        self._recurrent = None if recurrence is None else Recurrent(recurrence, tensors, config.norm_eps)
         self._mixture = None if facts.experts is None else Mixture(facts, tensors, self._activation)
 
     def _linear(self, x: Tensor, role: str) -> Tensor:
@@ -172,10 +173,3 @@ class Block:
         groups = qkv.view(len(qkv), kv_heads, each + 2, width)
         queries = groups[:, :, :each].reshape(len(qkv), -1, width)
         return torch.cat((queries, groups[:, :, each]), dim=1), groups[:, :, each + 1]
-
-
-def _recurrent(config: ModelConfig, facts: Layer, tensors: Mapping[str, Tensor]) -> Recurrent | None:
-    """What stands in the place of attention; its own norm has weights that are never one off."""
-    if facts.recurrence is None:
-        return None
-    return Recurrent(facts.recurrence, tensors, norm_of(config, "rms", tensors, "recurrent_norm"))

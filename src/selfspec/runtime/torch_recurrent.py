@@ -22,17 +22,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from selfspec.model.config import Recurrence
-    from selfspec.runtime.torch_block import Norm
     from selfspec.runtime.torch_states import Runs, States, Wave
 
 
 class Recurrent:
-    """What stands in the place of attention: ``tensors`` by role, ``norm`` that of the heads, if there is one."""
+    """What stands in the place of attention; ``tensors`` are those of the layer by role, ``eps`` that of its norms."""
 
-    def __init__(self, facts: Recurrence, tensors: Mapping[str, Tensor], norm: Norm | None) -> None:
+    def __init__(self, facts: Recurrence, tensors: Mapping[str, Tensor], eps: float) -> None:
         self._facts = facts
         self._tensors = tensors
-        self._norm = norm
+        self._eps = eps
         self._mix = {"conv": self._conv, "delta": self._delta}[facts.kind]
 
     def __call__(self, x: Tensor, runs: Runs, states: States) -> Tensor:
@@ -70,9 +69,13 @@ class Recurrent:
         decay = -self._tensors["decay"].float().exp() * F.softplus(time.float() + self._tensors["time_shift"])
         asked = Asked(q * r.key_dim**-0.5, k, v.reshape(rows, r.value_heads, r.value_dim), decay)
         found = scan(asked, beta.sigmoid().to(v.dtype), runs, states).to(x.dtype)
-        assert self._norm is not None
-        gate = F.silu(gate.float()).reshape(found.shape)
-        return (self._norm(found) * gate).to(x.dtype).flatten(1)
+        return (self._normed(found) * F.silu(gate.to(v.dtype)).view(found.shape)).to(x.dtype).flatten(1)
+
+    def _normed(self, found: Tensor) -> Tensor:
+        """Each head by itself, with statistics as wide as the states: float32 would not be the same in any pass."""
+        wide = found.to(torch.promote_types(found.dtype, torch.float32))
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
+        return self._tensors["recurrent_norm"] * wide.to(found.dtype)
 
     def _delta_inputs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Queries, keys and values together, the gates, and what makes β and the decay of each head: [R, ...]."""
