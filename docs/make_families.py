@@ -15,7 +15,7 @@ INTRO = """# Families
 
 Made from the data in `src/selfspec/model/families` by `make docs`. A checkpoint of another architecture, or with an option that is not covered, is refused before anything is read, with a line that names what is supported.
 
-Facts are those of a `config.json` that leaves out what it may (12 layers here); a checkpoint's own come first. *Windows*: how many positions a layer sees, and in how many of the layers; "off" can be switched on. *cpu* is the native core: a checkpoint whose own facts need what the core does not have runs in torch, and a line says why. Every family is compared with transformers in float64 (`tests/test_families_parity.py`): logits of a prefill, of passes of one and of many rows past the window, and of a ragged batch, within 1e-8; greedy texts with `generate`; early exits, a gapped plan, chains and trees with the oracle. *Tested* lists the variants that are built for it, the plain one first.
+Facts are those of a `config.json` that leaves out what it may (12 layers here); a checkpoint's own come first. *Windows*: how many positions a layer sees, and in how many of the layers; "off" can be switched on. *cpu* is the native core: a checkpoint whose own facts need what the core does not have runs in torch, and a line says why. Every family is compared with transformers in float64 (`tests/test_families_parity.py`): logits of a prefill, of passes of one and of many rows past the window, and of a ragged batch, within 1e-8; greedy texts with `generate`; early exits, a gapped plan, chains and (but for recurrent layers) trees with the oracle. *Tested* lists the variants that are built for it, the plain one first.
 
 | family | architecture | layers | windows | experts | runtimes | tested |
 |---|---|---|---|---|---|---|
@@ -24,6 +24,7 @@ NOTES = """
 - All families: rope types `default`, `linear`, `llama3`, `yarn`, `longrope` (`dynamic` is refused: its keys change with the length of the text). `longrope` (Phi-3, Phi-4-mini): texts up to the original context, since past it transformers turns all positions anew.
 - Windows: the cache of a layer with a window is a ring of window + 1,089 cells, the most rows of a verification. A conversation that goes back behind the ring is read anew.
 - Mixtures: only the experts that some row has are read; `LayerPlan.experts` overrides how many a row has. Weights as checkpoints have them (one tensor for each expert, or joint) and as transformers' modules do.
+- Recurrent layers: what a text holds of them does not grow with it (`selfspec info` states it); they verify chains only, so `--siblings` is refused. A conversation whose earlier text changes is read anew. Qwen3.5 checkpoints that see images, too (`ForConditionalGeneration`), run as the text model in them; their other parts and their MTP module are not read.
 - GGUF files: Llama only. Quantised checkpoints (`quantization_config`, MXFP4 of GPT-OSS too) are refused.
 - Not covered: ALiBi (old Falcon), `qk_layernorm` of StableLM, OPT-350m (norms after the residual), `clip_qkv` of OLMoE.
 """
@@ -63,7 +64,7 @@ def _row(family: Family, variants: list[str]) -> str:
 def _sample(family: Family) -> ModelConfig:
     sizes = {
         "hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 12, "num_attention_heads": 32,
-        "vocab_size": 1000, "num_experts": 64,
+        "vocab_size": 1000, "num_experts": 64, "full_attn_idxs": [2, 5, 8, 10],
     }  # fmt: skip
     return config_from_hf(
         {
@@ -77,11 +78,15 @@ def _layers(config: ModelConfig) -> str:
     """What tells the layers from those of Llama."""
     layers = [config.layer(index) for index in range(config.num_layers)]
     layer, roles = layers[0], set(weights_by_role(config, 0))
-    bare = sum(each.rope is None for each in layers)
+    bare = sum(each.rope is None and each.attends for each in layers)
+    recurrent, kinds = config.recurrences, {"conv": "short convolution", "delta": "gated delta net"}
     rope = next((each.rope for each in layers if each.rope), None)
+    normed = next((each.qk_norm for each in layers if each.attends), "none")
     facts = {
         "learned positions": config.has_positions,
+        f"{kinds[recurrent[0].kind]} in {len(recurrent)} of 12" if recurrent else "": bool(recurrent),
         f"no rope in {bare} of 12": 0 < bare < 12,
+        "gated attention": any(each.output_gate for each in layers),
         f"rope on {rope.share if rope else 0:g} of a head": rope is not None and rope.share != 1,
         "rope on neighbouring pairs": rope is not None and rope.interleaved,
         "layer norm": layer.norm.startswith("layer"),
@@ -89,7 +94,7 @@ def _layers(config: ModelConfig) -> str:
         "norms after": layer.norm_after and not layer.norm_before,
         "norms before and after": layer.norm_after and layer.norm_before,
         f"parallel residual ({layer.parallel} norm)": not layer.is_sequential,
-        f"q/k norm per {layer.qk_norm}": layer.qk_norm != "none",
+        f"q/k norm per {normed}": normed != "none",
         "q, k, v biases": "q_bias" in roles and "o_bias" not in roles,
         "biases": bool(roles & {"o_bias", "up_bias"}),
         "fused weights": bool(roles & {"qkv", "qkv_groups", "gate_up"}),

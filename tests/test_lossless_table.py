@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from lossless_table import RUNTIMES, SHAPINGS, TEMPERATURES, cells, check
+from lossless_table import DRAFTERS, RUNTIMES, SHAPINGS, TEMPERATURES, cells, check
 
 from selfspec.context import Context, Text
 from selfspec.runtime.torch import TorchRuntime
@@ -47,7 +47,8 @@ def test_every_value_of_every_axis_is_in_the_table(runtime):
         assert {cell.gamma for cell in row} == set(range(9))
         assert {cell.temperature for cell in row} == set(TEMPERATURES)
         assert {cell.texts for cell in row} == {1, 2, 3, 4}
-    assert seen == set(range(len(SHAPINGS)))
+    if len(RUNTIMES[runtime].drafters) == len(DRAFTERS):  # shapings go round over all of them
+        assert seen == set(range(len(SHAPINGS)))
 
 
 def one_prefix(monkeypatch):

@@ -41,6 +41,18 @@ def test_sizes_are_counted(call, folder):
     assert (found["family"], found["layers"], found["context_length"]) == ("llama", 4, 4096)
 
 
+def test_states_are_stated_beside_the_cache(call, tmp_path, folder):
+    """Guards the price of recurrent layers: what a text holds, and what of it serves to roll drafts back."""
+    assert (document(call, folder)["state_bytes"], document(call, folder)["rollback_bytes"]) == (0, 0)
+    types = ["conv", "full_attention", "conv", "conv"]
+    changes = {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": types}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | changes))
+    found = document(call, tmp_path)
+    assert found["kv_bytes_per_token"] == 4 * 2 * KV
+    assert (found["state_bytes"], found["rollback_bytes"]) == (3 * 66 * D * 4, 3 * 64 * D * 4)
+    assert "states         25.3 kB per text, 24.6 kB of it to roll drafts back" in call("info", tmp_path).stdout
+
+
 def test_c_counts_the_head(call, folder):
     """Guards c(k): k/L alone flatters every exit."""
     costs = document(call, folder)["c_by_exit_layer"]

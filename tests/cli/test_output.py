@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -85,6 +86,8 @@ def test_the_summary_line():
         "48 tokens · 18.2 tok/s (decode 20.1) · α 0.61 (22/36) · τ 2.2 · 21 rounds"
         " · early_exit exit 26/30 γ 2 · float32 on torch"
     )
+    hybrid = replace(completion, state_bytes=5_000_000, rollback_bytes=4_000_000)
+    assert summary(hybrid) == f"{summary(completion)} · states 5.0 MB (4.0 MB to roll back)"
 
 
 def test_tables_are_aligned():

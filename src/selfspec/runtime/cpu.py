@@ -217,7 +217,7 @@ def lacking(config: ModelConfig) -> str:
     facts = [config.layer(index) for index in range(config.num_layers)]
     plain, layer = Layer(), facts[0]
     windows = {f.window for f in facts if f.window is not None and f.window < config.context_length}
-    ropes = {f.rope for f in facts}
+    ropes = {f.rope for f in facts if f.attends}
     rope = next((f.rope for f in facts if f.rope), None)
     needs = {
         "recurrent layers": config.recurrences,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Recurrent:
-    """What stands in the place of attention; ``tensors`` are those of the layer by role, ``eps`` that of its norms."""
+    """What stands in the place of attention, from the tensors of its layer by role; ``eps`` is that of its norm."""
 
     def __init__(self, facts: Recurrence, tensors: Mapping[str, Tensor], eps: float) -> None:
         self._facts = facts
@@ -50,15 +50,14 @@ class Recurrent:
         taps, size = self._tensors["taps"][:, 0], states.inputs.shape[1]
         before, is_there, slots, places, rows = runs.ring(size, self._facts.taps)
         past = states.inputs[runs.slots[:, None], before].masked_fill(~is_there[..., None], 0)
-        own = x.new_zeros(*runs.shape, x.shape[1])
-        own[runs.places] = x
-        wide = torch.cat((past, own), dim=1).to(torch.promote_types(x.dtype, torch.float32))
-        out = sum(wide[:, tap : tap + runs.shape[1]] * taps[:, tap] for tap in range(self._facts.taps))
+        inputs = torch.cat((past, runs.layout.padded(x)), dim=1)
+        wide, longest = inputs.to(torch.promote_types(x.dtype, torch.float32)), runs.layout.shape[1]
+        out = sum(wide[:, tap : tap + longest] * taps[:, tap] for tap in range(self._facts.taps))
         assert isinstance(out, torch.Tensor)
         if "taps_bias" in self._tensors:
             out = out + self._tensors["taps_bias"]
         states.inputs[slots, places] = x[rows]
-        return out[runs.places].to(x.dtype)
+        return runs.layout.put(torch.empty_like(x, dtype=out.dtype), out).to(x.dtype)
 
     def _delta(self, x: Tensor, runs: Runs, states: States) -> Tensor:
         r, rows = self._facts, len(x)
@@ -113,8 +112,8 @@ def scan(asked: Asked, beta: Tensor | None, runs: Runs, states: States) -> Tenso
     """
     out = torch.empty_like(asked.values)
     for wave in runs.waves:
-        found = _Block(wave, states).found(Asked(*map(wave.padded, asked)), beta)
-        out[wave.rows] = found[wave.at]
+        found = _Block(wave, states).found(Asked(*map(wave.layout.padded, asked)), beta)
+        out = wave.layout.put(out, found)
     return out
 
 
@@ -123,17 +122,20 @@ class _Block:
 
     def __init__(self, wave: Wave, states: States) -> None:
         self._wave, self._states = wave, states
-        states.bases[wave.slots[wave.is_first], 0] = 0.0  # whatever an earlier text has left there
+        if len(wave.is_first):
+            states.bases[wave.slots[wave.is_first], 0] = 0.0  # whatever an earlier text has left there
         self._base = wave.held(states.bases)  # [runs, heads, key dim, value dim]
         self._heads_per_key = states.values.shape[3] // states.keys.shape[3]
 
     def found(self, asked: Asked, beta: Tensor | None) -> Tensor:
         """See `scan`; all are padded to [runs, longest, ...]."""
         q, k, v = (part.transpose(1, 2) for part in asked[:3])
-        left = self._left_before() + asked.decays.transpose(1, 2).double().cumsum(-1)
+        left = asked.decays.transpose(1, 2).double().cumsum(-1)
+        if self._wave.most_seen:
+            left = left + self._left_before()
         between = self._faded(left, left).tril()
         if beta is not None:
-            share = self._wave.padded(beta).transpose(1, 2)[..., None]
+            share = self._wave.layout.padded(beta).transpose(1, 2)[..., None]
             pull = self._per_head(k @ k.transpose(-1, -2)) * between * share
             v = torch.linalg.solve_triangular(
                 pull, share * (v - self._recalled(k, left)), upper=False, unitriangular=True
@@ -162,8 +164,9 @@ class _Block:
             return out
         keys, values, decays = self._seen()
         scores = self._per_head(x @ keys.permute(0, 2, 3, 1)) * self._faded(left, decays.transpose(1, 2))
-        is_seen = torch.arange(self._wave.most_seen, device=x.device) < self._wave.seen[:, None]
-        return out + scores.masked_fill(~is_seen[:, None, None], 0.0) @ values.transpose(1, 2)
+        if self._wave.is_unseen is not None:
+            scores = scores.masked_fill(self._wave.is_unseen[:, None, None], 0.0)
+        return out + scores @ values.transpose(1, 2)
 
     def _seen(self) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and decays of the block's rows so far: [runs, most seen, heads, ...]."""
@@ -178,19 +181,16 @@ class _Block:
     def _keep(self, keys: Tensor, values: Tensor, decays: Tensor) -> None:
         """Write what the rows added, and the state at the end of every block that is full now."""
         wave, states = self._wave, self._states
-        run, _ = wave.at
-        cells = wave.slots[run], wave.half[run], wave.cells
-        states.keys[cells], states.values[cells], states.decays[cells] = (
-            part[wave.at] for part in (keys, values, decays)
-        )
+        for part, added in ((states.keys, keys), (states.values, values), (states.decays, decays)):
+            part[wave.cells] = wave.layout.flat(added)
         if not len(wave.ended):
             return
         slots, half = wave.slots[wave.ended], wave.half[wave.ended]
         k, v, then = (part[slots, half] for part in (states.keys, states.values, states.decays))
         left = then[:, -1:].transpose(1, 2)
         faded = self._faded(left, then.transpose(1, 2)).transpose(-1, -2)  # [runs, heads, cells, 1]
-        added = self._per_head(k.permute(0, 2, 3, 1)) @ (v.transpose(1, 2) * faded)
-        states.bases[slots, 1 - half] = self._base[wave.ended] * left.exp()[..., None].to(added.dtype) + added
+        gained = self._per_head(k.permute(0, 2, 3, 1)) @ (v.transpose(1, 2) * faded)
+        states.bases[slots, 1 - half] = self._base[wave.ended] * left.exp()[..., None].to(gained.dtype) + gained
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from selfspec.types import Rows
 
     Whole = np.ndarray[Any, np.dtype[np.int64]]
+    ToTensor = Callable[[np.ndarray[Any, Any]], Tensor]  # on the device
 
 
 class States:
@@ -50,10 +51,7 @@ class States:
 
 
 class Runs:
-    """The rows of a pass as runs, one for each slot: its rows stand at neighbouring positions.
-
-    ``shape`` is (runs, longest); ``places`` says where in it each row is: two index arrays [R].
-    """
+    """The rows of a pass as runs, one for each slot: its rows stand at neighbouring positions."""
 
     def __init__(self, rows: Rows, block: int, device: torch.device) -> None:
         self._order = np.lexsort((rows.positions, rows.slots))
@@ -62,13 +60,11 @@ class Runs:
         run, offset = _ragged(np.zeros_like(counts), counts)
         assert (rows.positions[self._order] == self._firsts[run] + offset).all(), "a state needs every row"
         self._slots, self._counts, self._block, self._device = slots, counts, block, device
-        self.shape = len(slots), int(counts.max())
         self.slots = self.tensor(slots)
-        back = np.argsort(self._order)
-        self.places = self.tensor(run[back]), self.tensor(offset[back])
+        self.layout = Layout(self.tensor, self._order, (run, offset), counts, len(rows))
         self._rings: dict[tuple[int, int], tuple[Tensor, ...]] = {}
 
-    def tensor(self, values: Whole) -> Tensor:
+    def tensor(self, values: np.ndarray[Any, Any]) -> Tensor:
         """On the device."""
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
 
@@ -97,43 +93,72 @@ class Runs:
             starts = np.maximum(index * self._block - missing, 0)
             stops = np.minimum((index + 1) * self._block - missing, self._counts)
             runs = np.flatnonzero(starts < stops)
-            at = _ragged(starts[runs], stops[runs])
-            rows = self._order[self._begins[runs][at[0]] + at[1]]
+            run, offset = _ragged(starts[runs], stops[runs])
             firsts, counts = (self._firsts + starts)[runs], (stops - starts)[runs]
-            yield Wave(self, (rows, self._slots[runs]), (firsts, counts), self._block)
+            rows, step = self._order[self._begins[runs][run] + offset], offset - starts[runs][run]
+            layout = Layout(self.tensor, rows, (run, step), counts, len(self._order))
+            yield Wave(self.tensor, layout, self._slots[runs], (firsts, counts), self._block)
+
+
+class Layout:
+    """Rows of a pass between [R, ...] and [runs, longest, ...], padded with zeros at the end.
+
+    ``rows`` [m] are theirs, ``at`` where they stand: their runs and places. All rows of one run in order, as most
+    passes have them, are a view.
+    """
+
+    def __init__(self, tensor: ToTensor, rows: Whole, at: tuple[Whole, Whole], counts: Whole, total: int) -> None:
+        self.shape = len(counts), int(counts.max())
+        self._is_view = self.shape == (1, total) and bool((rows[:-1] < rows[1:]).all())
+        self._rows, self._at = tensor(rows), tuple(map(tensor, at))
+
+    def padded(self, values: Tensor) -> Tensor:
+        """Values of all rows of the pass [R, ...] as [runs, longest, ...]."""
+        if self._is_view:
+            return values[None]
+        out = values.new_zeros(*self.shape, *values.shape[1:])
+        out[self._at] = values[self._rows]
+        return out
+
+    def flat(self, values: Tensor) -> Tensor:
+        """The way back, for these rows only: [m, ...]."""
+        return values[0] if self._is_view else values[self._at]
+
+    def put(self, out: Tensor, values: Tensor) -> Tensor:
+        """``out`` [R, ...] with [runs, longest, ...] in the places of these rows."""
+        if self._is_view:
+            return values[0]
+        out[self._rows] = values[self._at]
+        return out
 
 
 class Wave:
     """Rows of one block of each run, and where they stand in it.
 
-    ``rows`` [m] are rows of the pass, ``at`` their places in ``shape`` (runs, longest), ``cells`` [m] those in
-    their blocks. ``slots`` and ``half`` [runs] say which block that is, ``seen`` [runs] how many of its rows came
-    before, at most ``most_seen``. ``is_first`` are runs that have no state before, ``ended`` those whose block is
-    full with these rows.
+    ``slots`` and ``half`` [runs] say which block that is, ``most_seen`` how many of its rows came before at most;
+    ``seen`` [runs] how many did, and ``is_unseen`` [runs, most seen] which did not, None where all have as many.
+    ``cells`` is the index of the rows in what is kept of rows. ``is_first`` are runs that have no state before,
+    ``ended`` those whose block is full with these rows.
     """
 
-    def __init__(self, runs: Runs, who: tuple[Whole, Whole], where: tuple[Whole, Whole], block: int) -> None:
-        (rows, slots), (firsts, counts) = who, where
-        seen, run_and_step = firsts % block, _ragged(np.zeros_like(counts), counts)
-        run, step = run_and_step
-        tensor = runs.tensor
-        self.shape, self.most_seen = (len(counts), int(counts.max())), int(seen.max())
-        self.rows, self.at = tensor(rows), (tensor(run), tensor(step))
-        self.cells, self.seen = tensor(seen[run] + step), tensor(seen)
-        self.slots, self.half = tensor(slots), tensor(firsts // block % 2)
-        self._single = (int(slots[0]), int(firsts[0] // block % 2)) if len(slots) == 1 else None
+    def __init__(
+        self, tensor: ToTensor, layout: Layout, slots: Whole, spans: tuple[Whole, Whole], block: int
+    ) -> None:
+        firsts, counts = spans
+        seen, half = firsts % block, firsts // block % 2
+        self.layout, self.most_seen = layout, int(seen.max())
+        self.slots, self.half, self.seen = tensor(slots), tensor(half), tensor(seen)
+        is_unseen = np.arange(self.most_seen) >= seen[:, None]
+        self.is_unseen = tensor(is_unseen) if is_unseen.any() else None
+        run, step = _ragged(np.zeros_like(counts), counts)
+        self.cells = tuple(map(tensor, (slots[run], half[run], seen[run] + step)))
         self.is_first = tensor(np.flatnonzero(firsts < block))
         self.ended = tensor(np.flatnonzero(seen + counts == block))
+        self._single = (int(slots[0]), int(half[0])) if len(slots) == 1 else None
 
     def held(self, part: Tensor) -> Tensor:
         """What ``part`` [slots, 2, ...] of the states has of the blocks: [runs, ...], of one run a view."""
         return part[self.slots, self.half] if self._single is None else part[self._single][None]
-
-    def padded(self, values: Tensor) -> Tensor:
-        """Values of the rows of the pass [R, ...] as [runs, longest, ...], with zeros at the end."""
-        out = values.new_zeros(*self.shape, *values.shape[1:])
-        out[self.at] = values[self.rows]
-        return out
 
 
 def _ragged(starts: Whole, stops: Whole) -> tuple[Whole, Whole]:
