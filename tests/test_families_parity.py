@@ -118,7 +118,7 @@ class Gapped(Drafter):
         for depth in range(max(gammas)):
             growing = [text for text, gamma in zip(texts, gammas, strict=True) if depth < gamma]
             last = [made[text][-1] if depth else text.pending for text in growing]
-            found = context.runtime.logits(context.step(self.gap, growing, last, depth))
+            found = context.runtime.logits(context.step(self.gap, growing, last, depth)[0])
             for text, row in zip(growing, found, strict=True):
                 made[text].append(int(row.argmax()))
         return [Draft(tuple(tokens)) for tokens in made.values()]
