@@ -43,7 +43,7 @@ def cosine(a, b):
 
 @pytest.mark.parametrize("make", [tiny_runtime, lambda: tiny_core("int8")], ids=["torch", "cpu"])
 def test_rows_aside_compute_what_the_place_of_their_token_would(make):
-    """Guards `Context.replay`: every position with the cells before it, in any number of passes, and no trace left."""
+    """Guards `Context.replay`: every position with the cells before it, in several passes, and no trace left."""
     runtime = make()
     context, text = opened(runtime, room=3)
     plan = LayerPlan.skipping(5, attention=[2], mlp=[1])
@@ -60,7 +60,7 @@ def test_rows_aside_compute_what_the_place_of_their_token_would(make):
 
 @pytest.mark.parametrize("idle", [(1, 4, 6), (2, 3, 4), (5, 6, 7), (0, 1, 2)])
 def test_layers_that_change_nothing_are_found(idle):
-    """Guards the dynamic program where it is exact: leaving out what adds nothing is the best set, by brute force."""
+    """Guards the dynamic program where it is exact: leaving out what adds nothing is best, by brute force."""
     names = [f"{part} {layer}" for layer in idle for part in ("attention", "mlp")]
     runtime = tiny_runtime(num_layers=8, idle=names)
     context, text = opened(runtime)
