@@ -121,10 +121,10 @@ def _nearest(
         ways = []
         if weight in paths:
             states = through[weight]
-            ways.append(_Path(states, paths[weight].left_out, _cosine(states, target)))
+            ways.append(_Path(states, paths[weight].left_out, cosines(states, target)))
         if weight - unit.weight in paths:
             around = paths[weight - unit.weight]
-            ways.append(_Path(around.states, (*around.left_out, *unit.steps), _cosine(around.states, target)))
+            ways.append(_Path(around.states, (*around.left_out, *unit.steps), cosines(around.states, target)))
         best = max(ways, key=lambda way: way.cosine)
         if weight == 0 or best.cosine >= least_cosine:
             found[weight] = best
@@ -172,8 +172,8 @@ def _by_part(steps: Sequence[SubLayer]) -> tuple[tuple[int, ...], tuple[int, ...
     return attention, tuple(step.layer for step in steps if step.part == "mlp")
 
 
-def _cosine(states: Array, target: Array) -> float:
-    """Mean cosine of rows [r, d]."""
+def cosines(states: Array, target: Array) -> float:
+    """Mean cosine of the rows [r, d] of two arrays."""
     xp = namespace(states)
     products = xp.sum(states * target, axis=-1)
     norms = xp.sqrt(xp.sum(states * states, axis=-1) * xp.sum(target * target, axis=-1))
