@@ -104,7 +104,6 @@ CHAINS = {
     "layer_skip": ("layer_skip", {"skip": "attention 2,4 mlp 3"}),
     "layer_skip from the first": ("layer_skip", {"skip": "attention 0 mlp 2"}),
     "clasp": ("clasp", {"skips": 2, "interval": 3, "confidence": 0.05}),
-    "clasp knapsack": ("clasp", {"knapsack": True, "interval": 2, "references": 3, "confidence": 0.0}),
     "ngram": ("ngram", {"adaptive": False}),
     "ngram stop": ("ngram", {"confidence": 0.25, "adaptive": False}),
     **{kind: ("scripted", {"script": kind}) for kind in ("right", "wrong", "mixed")},
@@ -119,9 +118,8 @@ TREES = {
     "bush 3": (Bush, {"exit_layer": 3}),
 }
 DRAFTERS = CHAINS | TREES
-SAMPLED = {
-    name for name, (kind, _) in DRAFTERS.items() if kind in ("early_exit", "layer_skip")
-}  # unless greedy or coupled
+SELF_DRAFTS = ("early_exit", "layer_skip", "clasp")
+SAMPLED = {name for name, (kind, _) in DRAFTERS.items() if kind in SELF_DRAFTS}  # unless greedy or coupled
 
 
 def drafter(name, config, texts, gamma):

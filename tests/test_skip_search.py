@@ -97,7 +97,7 @@ def test_what_is_claimed_of_a_plan_is_true_of_it():
 def test_one_layer_out_is_near_the_best():
     """Guards against a program that does not search: over random models it beats the mean choice by far."""
     shares = []
-    for seed in range(5):
+    for seed in range(3):
         runtime = tiny_runtime(seed, num_layers=8)
         context, text = opened(runtime)
         found = candidates(context, text, np.asarray([7]), layers_of(8), most=2)[2]
@@ -171,6 +171,27 @@ def test_clasp_searches_again_after_its_interval_and_for_each_text():
     assert all(cost == 5 + 4 + 4 for cost in costs[1])
     assert costs[2] == [4.0, 4.0]
     assert drafter._states == {}
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_the_knapsack_drafts_where_it_pays_and_changes_nothing(coupled, monkeypatch):
+    """Guards the objective in the loop: with idle sub-layers it drafts; v(T) is the prior's, not this machine's."""
+    runtime = tiny_runtime(num_layers=8, idle=["attention 2", "mlp 3", "mlp 5", "mlp 6"])
+    monkeypatch.setattr(runtime.costs, "observe", lambda *_: None)
+    sampling = Sampling(0.9 if coupled else 0.0, coupled=coupled)
+    prompts, accepted = [PROMPT, [9, 2]], []
+    want = run(runtime, prompts, new_tokens=14, sampling=sampling)
+    got = run(
+        runtime,
+        prompts,
+        "clasp",
+        {"knapsack": True, "interval": 5, "gamma": 3, "confidence": 0.0},
+        new_tokens=14,
+        sampling=sampling,
+        each_round=lambda c, t, r: accepted.extend(commit.accepted for commit in r.commits),
+    )
+    assert [text.tokens for text in got] == [text.tokens for text in want]
+    assert sum(accepted) > 0
 
 
 @pytest.mark.parametrize(

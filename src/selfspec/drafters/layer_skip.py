@@ -77,11 +77,10 @@ def plan_without(skip: str, num_layers: int) -> LayerPlan:
 
 def skip_of(plan: LayerPlan) -> str:
     """What ``plan`` leaves out, as `plan_without` reads it."""
-    out = {
-        part: [i for i in range(plan.num_layers) if i not in set(kept)]
-        for part, kept in (("attention", plan.attention), ("mlp", plan.mlp))
-    }
-    return " ".join(f"{part} {','.join(map(str, layers))}" for part, layers in out.items() if layers)
+    layers: dict[str, list[str]] = {"attention": [], "mlp": []}
+    for step in plan.left_out:
+        layers[step.part].append(str(step.layer))
+    return " ".join(f"{part} {','.join(numbers)}" for part, numbers in layers.items() if numbers)
 
 
 def _parsed(skip: str) -> dict[str, set[int]]:

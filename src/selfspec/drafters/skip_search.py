@@ -97,7 +97,7 @@ def candidates(
             through = _run(context, text, positions, paths, unit)
             paths = _nearest(through, paths, unit, most, least_cosine)
     return [
-        Candidate(weight, _without(context.full, path.left_out), path.states, path.cosine)
+        Candidate(weight, LayerPlan.without(context.full.num_layers, path.left_out), path.states, path.cosine)
         for weight, path in sorted(paths.items())
     ]
 
@@ -106,7 +106,8 @@ def _run(
     context: Context, text: Text, positions: Integers, paths: Mapping[int, _Path], unit: Unit
 ) -> dict[int, Array]:
     """The states of every path after the unit."""
-    plan, count = LayerPlan(context.full.num_layers, *_by_part(unit.steps)), len(positions)
+    others = (step for step in context.full.steps if step not in unit.steps)
+    plan, count = LayerPlan.without(context.full.num_layers, others), len(positions)
     before = namespace(paths[0].states).concat([path.states for path in paths.values()], axis=0)
     after, _ = context.replay(plan, text, before, np.tile(positions, len(paths)))
     return {weight: after[i * count : (i + 1) * count] for i, weight in enumerate(paths)}
@@ -160,16 +161,6 @@ def fastest(context: Context, found: Sequence[Candidate], length: int, most_gamm
         gamma = best_gamma(alpha, c, v, f)
         choices.append(Choice(plan, gamma, speedup(alpha, gamma, c, v, f)))
     return max(choices, key=lambda choice: choice.speedup)
-
-
-def _without(full: LayerPlan, steps: Sequence[SubLayer]) -> LayerPlan:
-    return LayerPlan.skipping(full.num_layers, *_by_part(steps))
-
-
-def _by_part(steps: Sequence[SubLayer]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The layers whose attention, and those whose MLP, is among ``steps``."""
-    attention = tuple(step.layer for step in steps if step.part == "attention")
-    return attention, tuple(step.layer for step in steps if step.part == "mlp")
 
 
 def cosines(states: Array, target: Array) -> float:

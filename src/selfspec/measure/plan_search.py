@@ -280,7 +280,7 @@ class PlanSearch:
         means = {step: float(np.mean([turn[step] for turn in turns])) for step in turns[0]}
         ranked = sorted(means, key=lambda step: -means[step])
         for count in range(1, len(ranked) * 2 // 3):
-            yield self._without(ranked[:count])
+            yield LayerPlan.without(self._layers, ranked[:count])
 
     def _knapsack(self) -> Iterator[LayerPlan]:
         """The plans of each answer in turn, from light to heavy ones."""
@@ -294,9 +294,12 @@ class PlanSearch:
         full = LayerPlan.full(self._layers)
         while True:
             top = self.best()
-            out = self._left_out(plan_without(top[0].skip, self._layers)) if top else []
+            out = plan_without(top[0].skip, self._layers).left_out if top else ()
             moves = [full.steps[i] for i in random.permutation(len(full.steps)).tolist()]
-            plans = [self._without([s for s in out if s != m] if m in out else [*out, m]) for m in moves]
+            plans = [
+                LayerPlan.without(self._layers, [s for s in out if s != m] if m in out else [*out, m])
+                for m in moves
+            ]
             fresh = [plan for plan in plans if self._is_draft(plan) and skip_of(plan) not in seen]
             if not fresh:
                 return
@@ -313,24 +316,17 @@ class PlanSearch:
         study = optuna.create_study(direction="maximize", sampler=sampler)
         full = LayerPlan.full(self._layers).steps
         for worth in self.best(5):
-            out = self._left_out(plan_without(worth.skip, self._layers))
+            out = plan_without(worth.skip, self._layers).left_out
             study.enqueue_trial({_name(step): int(step in out) for step in full})
         for _ in range(trials):
             trial = study.ask()
             chosen = [step for step in full if trial.suggest_int(_name(step), 0, 1)]
-            plan = self._without(chosen)
+            plan = LayerPlan.without(self._layers, chosen)
             if not self._is_draft(plan):
                 study.tell(trial, 0.0)
                 continue
             yield plan
             study.tell(trial, self.worth(plan).speedup)
-
-    def _without(self, out: Sequence[SubLayer]) -> LayerPlan:
-        parts = {part: [step.layer for step in out if step.part == part] for part in ("attention", "mlp")}
-        return LayerPlan.skipping(self._layers, parts["attention"], parts["mlp"])
-
-    def _left_out(self, plan: LayerPlan) -> list[SubLayer]:
-        return [step for step in LayerPlan.full(self._layers).steps if step not in set(plan.steps)]
 
     def _is_draft(self, plan: LayerPlan) -> bool:
         return bool(plan.steps) and plan != LayerPlan.full(self._layers)
