@@ -9,7 +9,7 @@ from test_verify import bonus_without_residual
 from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.decode import decode
-from selfspec.drafters import early_exit
+from selfspec.drafters import steps
 from selfspec.measure.laws import loop_law, plain_law, total_variation
 from selfspec.measure.toy import MarkovRuntime
 from selfspec.sampling import Chance, distribution
@@ -100,8 +100,7 @@ def test_blocks_ask_for_the_end_once_per_new_token_and_accept_more():
 def test_it_catches_a_stop_that_looks_at_the_drawn_token(monkeypatch):
     """The negative control of the confidence stop: dropping a token after drawing it biases the text."""
 
-    def grow(self, chain, hidden, logits):
-        chain.hidden.append(hidden)
+    def grow(self, chain, logits):
         law = distribution(logits, chain.text.sampling.for_drafts, chain.text.prefix(chain.comb.tokens))
         token = chain.text.chance.pick(law)
         stop = self._stops[chain.text]
@@ -110,7 +109,7 @@ def test_it_catches_a_stop_that_looks_at_the_drawn_token(monkeypatch):
         chain.comb.add(token, [], [law])
         return True
 
-    monkeypatch.setattr(early_exit.EarlyExit, "_grow", grow)
+    monkeypatch.setattr(steps.StepDrafter, "_grow", grow)
     assert worst() > 1e-3
 
 

@@ -151,10 +151,27 @@ class Context:
             hidden = self._run(self.runtime.embed(chunk, rows.positions), self.full, rows)
         return hidden
 
-    def step(self, plan: LayerPlan, texts: Sequence[Text], tokens: Sequence[int], depth: int) -> Array:
-        """Run ``plan`` over one draft row per text, ``depth`` rows past its pending one: [len(texts), d]."""
+    def step(
+        self,
+        plan: LayerPlan,
+        texts: Sequence[Text],
+        tokens: Sequence[int],
+        depth: int,
+        runtime: Runtime | None = None,
+    ) -> Array:
+        """Run ``plan`` over one draft row per text, ``depth`` rows past its pending one: [len(texts), d].
+
+        With ``runtime``, other weights of the same model run it, on the same cache.
+        """
         rows = Rows.of([t.slot for t in texts], [len(t.tokens) - 1 + depth for t in texts])
-        return self._run(self.runtime.embed(tokens, rows.positions), plan, rows)
+        used = self.runtime if runtime is None else runtime
+        self.count(rows.slots.tolist(), plan.row_layers)
+        return used.run(used.embed(tokens, rows.positions), plan, rows, self.cache)[0]
+
+    def count(self, slots: Sequence[int], each: float) -> None:
+        """Add the cost of rows of these slots, ``each`` in row-layers of the target."""
+        for slot in slots:
+            self.row_layers[slot] += each
 
     def score(self, texts: Sequence[Text], drafts: Sequence[Draft]) -> list[Array]:
         """One full pass over pending and draft tokens; per text the target's logits [len(draft) + 1, V].
@@ -193,9 +210,7 @@ class Context:
         return self._spans[start, stop]
 
     def _run(self, hidden: Array, plan: LayerPlan, rows: Rows) -> Array:
-        each = plan.row_layers
-        for slot in rows.slots.tolist():
-            self.row_layers[slot] += each
+        self.count(rows.slots.tolist(), plan.row_layers)
         return self.runtime.run(hidden, plan, rows, self.cache)[0]
 
     def _resume(self, tokens: list[int], drafts: Sequence[Draft], rows: Rows) -> Array:

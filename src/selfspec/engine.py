@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from threading import Lock
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from threading import RLock
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +32,7 @@ Ask = str | Sequence[int] | Mapping[str, Any]  # one request of a batch
 Opener = Callable[..., Loaded]  # of a model, None for the engine's own, with keywords that say where it runs
 DEFAULT_DRAFT = "ngram"
 DEFAULT_SLOTS = 8
+T = TypeVar("T")
 _REQUEST_FIELDS = frozenset(f.name for f in fields(Request))
 
 
@@ -55,8 +57,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.name = name
         self._opener = opener
-        self._opened: dict[Any, Loaded] = {}
-        self._opening = Lock()
+        self._kept: dict[Hashable, Any] = {}
+        self._keeping = RLock()
         self._defaults: dict[str, Any] = {"draft": DEFAULT_DRAFT}
         self._kinds: dict[str, type[Drafter]] = {}  # finding one reads the metadata of all packages
         self._defaults = self._over(self._defaults, options)
@@ -165,11 +167,16 @@ class Engine:
         """Another model for a drafter (`Host`), loaded once and kept as long as the engine; None: its own files."""
         if self._opener is None:
             raise OptionError(f"{self.name} was not loaded from files, and opens no others; use selfspec.load")
-        key = (None if model is None else os.fspath(model), *sorted(placement.items()))
-        with self._opening:  # two threads must not load it twice
-            if key not in self._opened:
-                self._opened[key] = self._opener(model, **placement)
-            return self._opened[key]
+        key = ("model", None if model is None else os.fspath(model), *sorted(placement.items()))
+        return self.kept(key, partial(self._opener, model, **placement))
+
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make()`` gave for this key, made once and kept as long as the engine: drafters come and go."""
+        with self._keeping:  # two threads must not make it twice; making one may need another
+            if key not in self._kept:
+                self._kept[key] = make()
+            found: T = self._kept[key]
+            return found
 
     def _over(self, base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """``options`` on top of those of ``base``, whose draft options belong to its own drafter."""

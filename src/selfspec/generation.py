@@ -69,7 +69,7 @@ class Generation:
             runs_on=engine.runtime.runs_on,
             precision=engine.runtime.precision,
             draft=drafter.name,
-            plan=str(drafter.plan or "none"),
+            plan=drafter.runs,
             gamma=drafter.options.gamma,
             kv_bytes=kv_bytes,
             buffers=draft_buffers(engine.config, drafter, self._sampling, engine.runtime.value_bytes),

@@ -202,12 +202,12 @@ def draft_buffers(config: ModelConfig, drafter: Drafter, sampling: Sampling, hid
     """Bytes that a draft holds beyond plain decoding, each part with its formula.
 
     Kept hidden states: γ·d (early exit only). Draft distributions: V in float64 per token of the draft
-    (sampled drafts, unless coupled). Target logits of the draft's rows: V in float32 or float64 per token.
+    (drafts that are sampled, unless coupled). Target logits of the draft's rows: V in float32 or float64 per token.
     A chain has γ tokens, a comb γ·(1 + siblings).
     """
     most = drafter.options.most_tokens
     gamma, plan = drafter.options.gamma, drafter.plan
-    sampled = plan is not None and not (sampling.is_greedy or sampling.coupled)
+    sampled = drafter.samples and not (sampling.is_greedy or sampling.coupled)
     logits_bytes = max(4, hidden_bytes)
     tokens = "gamma" if most == gamma else "gamma * (1 + siblings)"
     return {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from selfspec.errors import OptionError
 from selfspec.types import MAX_GAMMA, require_types
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from selfspec.context import Context, Text
     from selfspec.model import Tokenizer
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from selfspec.rounds import Commit
     from selfspec.runtime.base import Runtime
     from selfspec.types import Draft, LayerPlan
+
+T = TypeVar("T")
 
 
 def option(default: Any, text: str) -> Any:
@@ -81,6 +83,20 @@ class Host(Protocol):
         It is loaded once and kept as long as the engine. Raises as `selfspec.load`.
         """
 
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make()`` gave for this key, made once and kept as long as the engine: drafters come and go."""
+
+
+class Extra(NamedTuple):
+    """Bytes that a drafter holds beyond plain decoding, the buffers of a round aside (`request.draft_buffers`).
+
+    ``weights`` are shared by all texts of an engine, ``kv`` are the keys and values of one text, as far as it has
+    drafted.
+    """
+
+    weights: int = 0
+    kv: int = 0
+
 
 class Drafter(ABC):
     """Guesses the next tokens of every text in flight.
@@ -93,6 +109,9 @@ class Drafter(ABC):
     Options: ClassVar[type[DraftOptions]] = DraftOptions
     name: ClassVar[str]
     summary: ClassVar[str]
+    samples: ClassVar[bool] = (
+        False  # whether its drafts bring the laws that they were drawn from, one for each token
+    )
 
     def __init__(self, options: DraftOptions, config: ModelConfig) -> None:
         self.options = options
@@ -102,6 +121,16 @@ class Drafter(ABC):
     def plan(self) -> LayerPlan | None:
         """The layers that a draft step runs; None when it runs none."""
         return None
+
+    @property
+    def runs(self) -> str:
+        """What runs a draft step, for people; "none" where no layers do."""
+        return str(self.plan or "none")
+
+    @property
+    def extra_bytes(self) -> Extra:
+        """What it costs in memory: nothing, unless it brings weights or a cache of its own."""
+        return Extra()
 
     def bind(self, host: Host) -> None:  # noqa: B027 (many have nothing to do)
         """Take from the engine what is needed; may be called again with the same one.

@@ -26,7 +26,7 @@ class DrafterColumn(Column):
         self.about = {
             "runtime": engine.runtime.name,
             "precision": engine.runtime.precision,
-            "plan": str(drafter.plan or "none"),
+            "plan": drafter.runs,
         }
         self._engine = engine
         self._options = {**options, "draft": draft}
