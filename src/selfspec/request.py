@@ -144,7 +144,11 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished generation and how it came about."""
+    """A finished generation and how it came about.
+
+    ``kv_bytes`` is its slot of the target's cache; ``draft_weight_bytes`` and ``draft_kv_bytes`` are what the
+    drafter brought (`selfspec.drafters.base.Extra`).
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -161,6 +165,8 @@ class Completion:
     gamma: int
     kv_bytes: int
     buffers: Mapping[str, int] = field(default_factory=dict)
+    draft_weight_bytes: int = 0
+    draft_kv_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; speeds are new tokens per second of wall time."""
@@ -195,6 +201,8 @@ class Completion:
             "seed": self.seed,
             "kv_bytes": self.kv_bytes,
             "buffers": dict(self.buffers),
+            "draft_weight_bytes": self.draft_weight_bytes,
+            "draft_kv_bytes": self.draft_kv_bytes,
         }
 
 

@@ -109,7 +109,7 @@ class ModelCommand(MadeCommand):
         """Model, text and drafting."""
         from selfspec.engine import DEFAULT_DRAFT
 
-        return [*model_flags(), *_request_flags(), *draft_flags(DEFAULT_DRAFT)]
+        return [*model_flags(), *_request_flags(), *draft_flags(DEFAULT_DRAFT), *_refused_flags()]
 
 
 class MeasuringCommand(MadeCommand):
@@ -191,6 +191,13 @@ def _request_flags() -> list[Flag]:
         *(_flag(by_name[name], text, "Text", multiple=name == "stop") for name, text in _REQUEST_HELP.items()),
         *(_repeated(name, *declared) for name, declared in _REPEATED.items()),
     ]
+
+
+def _refused_flags() -> list[Flag]:
+    """Flags of other programs that `given` answers with the reason why they are none here; no help shows them."""
+    from selfspec.modes import unverifiable
+
+    return [Flag(flag_name(name), name, section="Text", hidden=True) for name in unverifiable()]
 
 
 def _repeated(name: str, flag: str, metavar: str, kind: Callable[[str], Any], text: str) -> Flag:
@@ -285,9 +292,11 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises OptionError for a value that is not allowed, an unknown drafter, or an option of another drafter.
     """
     from selfspec.engine import DEFAULT_DRAFT
+    from selfspec.modes import refuse_unverifiable
     from selfspec.request import Request
 
     found = {name: value for name, value in options.items() if value is not None and value != ()}
+    refuse_unverifiable(found)
     draft = found.get("draft", DEFAULT_DRAFT)
     asked = {field.name for field in fields(Request)}
     Request(**{name: value for name, value in found.items() if name in asked})

@@ -49,12 +49,12 @@ class DraftModelOptions(CombOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.draft_model, os.PathLike):
-            object.__setattr__(self, "draft_model", os.fspath(self.draft_model))
-        if not isinstance(self.draft_model, str) or not self.draft_model:
+        model: Any = self.draft_model
+        if isinstance(model, os.PathLike):
+            object.__setattr__(self, "draft_model", os.fspath(model))
+        elif not isinstance(model, str) or not model:
             raise OptionError(
-                f"draft_model is {self.draft_model!r}; it must name the model that drafts: a folder, a .gguf file "
-                "or a hub id"
+                f"draft_model is {model!r}; it must name the model that drafts: a folder, a .gguf file or a hub id"
             )
         if self.draft_runtime not in (None, *RUNTIMES):
             raise OptionError(f"draft_runtime is {self.draft_runtime!r}; it must be one of {', '.join(RUNTIMES)}")
@@ -105,7 +105,7 @@ class DraftModel(StepDrafter):
         super().__init__(options, config)
         self._settings = options
         self._model: Runtime | None = None
-        self._label = options.draft_model or ""
+        self._label = str(options.draft_model)
         self._row_layers = 0.0  # what a row costs, in row-layers of the target
         self._readings: dict[Text, _Reading] = {}
         self._caches: WeakKeyDictionary[Context, Cache] = WeakKeyDictionary()

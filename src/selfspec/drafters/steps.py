@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from selfspec.drafters.base import Drafter
 from selfspec.drafters.comb import Comb, CombOptions
 from selfspec.drafters.confidence import ConfidenceStop
-from selfspec.errors import ConstraintError, SelfspecError
+from selfspec.errors import ConstraintError, ModelError, SelfspecError
 from selfspec.sampling import top_probability
 from selfspec.types import Array, Distribution, Draft, OneHot, namespace
 
@@ -101,6 +101,8 @@ class StepDrafter(Drafter):
             law = text.draft_law(logits, comb.tokens)
         except ConstraintError:  # perhaps only past a token that will be rejected: the target decides
             return False
+        except ModelError as error:
+            raise ModelError(f"{self.name} ({self.runs}) cannot draft: {error}") from None
         if isinstance(law, OneHot):
             token = law.token
             comb.add(token, _next_best(text, logits, comb, token))
