@@ -88,7 +88,7 @@ def test_the_row_missing_after_a_whole_draft_would_be_seen(target, monkeypatch):
 
 
 def test_the_cache_is_that_of_a_fresh_prefill_and_no_row_runs_twice(target):
-    """Guards the catch-up after drafts that were accepted in part, and its price: 2 rows after a whole one, else 1."""
+    """Guards the catch-up after drafts that were accepted in part; its price is a row more after a whole one."""
     draft = Spy(tiny_runtime(num_layers=4))
     drafter, kinds = made(target, draft, gamma=2), set()
 

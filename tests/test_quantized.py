@@ -72,13 +72,18 @@ def test_no_second_prefill_and_no_second_cache(target):
     assert light.weight_bytes < target.weight_bytes / 2
 
 
+class Rounded(Table):
+    """A table of a model that could run in 4 bits."""
+
+    fewer_bits = (4,)
+
+
 @pytest.mark.parametrize("sampling", [Sampling(1.0, top_k=2), Sampling(0.7, top_k=2)], ids=["1.0", "0.7"])
 def test_texts_have_the_plain_law(target, sampling):
     """Guards sampled drafts exactly: all outcomes of 4 tokens, the target's logits from its table."""
     prompt, new = PROMPTS[0], 4
-    table = Table(target, prompt, new)
+    table = Rounded(target, prompt, new)
     light = Table(tiny_core("int4"), prompt, new)
-    table.fewer_bits = (4,)
     plain = loop_law(table, (prompt, new), sampling, drafters.create("plain", target.config, {}))
     law = loop_law(table, (prompt, new), sampling, made(table, light, gamma=2))
     assert len(plain) > 4
