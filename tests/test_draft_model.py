@@ -21,7 +21,7 @@ from selfspec.errors import CorruptModelError, ModelError, ModelNotFoundError, O
 from selfspec.measure.laws import loop_law, plain_law, total_variation
 from selfspec.measure.toy import MarkovRuntime
 from selfspec.runtime.torch import TorchRuntime
-from selfspec.types import LayerPlan, Rows, Sampling
+from selfspec.types import Dense, LayerPlan, Rows, Sampling
 
 LAWS = [Sampling(), Sampling(0.7), Sampling(1.2), Sampling(0.7, coupled=True)]
 
@@ -217,6 +217,16 @@ def test_drafters_may_differ_within_a_batch(target):
     while loop.texts:
         loop.turn()
     assert [text.tokens for text in texts] == [text.tokens for text in want]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(np.asarray, torch.tensor), (torch.tensor, np.asarray)])
+def test_laws_of_two_libraries_meet(ours, theirs):
+    """Guards a target on a GPU with a draft in the core, and the reverse: the residual is in the target's library."""
+    p, q = Dense(ours([0.5, 0.3, 0.2])), Dense(theirs([0.2, 0.7, 0.1]))
+    rest = p.minus(q)
+    assert type(rest.probs) is type(p.probs)
+    assert rest.probs.tolist() == pytest.approx([0.75, 0.0, 0.25])
+    assert p.excess(q, 0.8) == pytest.approx(0.2 + 0.06)
 
 
 # -- its vocabulary ---------------------------------------------------------------------------------------
