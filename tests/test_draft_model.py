@@ -221,7 +221,7 @@ def test_drafters_may_differ_within_a_batch(target):
 
 @pytest.mark.parametrize(("ours", "theirs"), [(np.asarray, torch.tensor), (torch.tensor, np.asarray)])
 def test_laws_of_two_libraries_meet(ours, theirs):
-    """Guards a target on a GPU with a draft in the core, and the reverse: the residual is in the target's library."""
+    """Guards a target on a GPU with a draft in the core, and the reverse: what is left is the target's."""
     p, q = Dense(ours([0.5, 0.3, 0.2])), Dense(theirs([0.2, 0.7, 0.1]))
     rest = p.minus(q)
     assert type(rest.probs) is type(p.probs)

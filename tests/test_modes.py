@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+
 import pytest
 
 import selfspec
+from selfspec import drafters
+from selfspec.drafters import available, drafter_class, option_names
+from selfspec.drafters.base import option
+from selfspec.drafters.ngram import Ngram, NgramOptions
 from selfspec.errors import OptionError
 from selfspec.modes import refuse_unverifiable, unverifiable
+from selfspec.request import Request
 
 MODES = [
     ("num_beams", 4, "beam search ranks several whole texts"),
@@ -37,13 +44,20 @@ def test_a_mode_is_refused_with_its_reason(tiny, name, value, why):
     assert why in str(result)
 
 
+def test_an_option_of_a_plug_in_may_have_such_a_name(tiny):
+    """Guards drafters of others: only what nobody knows is refused."""
+
+    @dataclass(frozen=True)
+    class Options(NgramOptions):
+        constraints: int = option(3, "Its own.")
+
+    kind = type("Own", (Ngram,), {"Options": Options, "name": "own"})
+    made = drafters.create(kind, selfspec.load(tiny).config, {"constraints": 2})
+    assert made.options.constraints == 2
+
+
 def test_names_of_ours_are_never_refused():
     """Guards the list: it must not take an option away."""
-    from dataclasses import fields
-
-    from selfspec.drafters import available, drafter_class, option_names
-    from selfspec.request import Request
-
     ours = {field.name for field in fields(Request)}
     ours |= {name for drafter in available() for name in option_names(drafter_class(drafter))}
     assert not ours & set(unverifiable())

@@ -17,7 +17,6 @@ from selfspec.drafters.base import Drafter, Loaded
 from selfspec.errors import OptionError, PromptError, SelfspecError
 from selfspec.generation import Generation
 from selfspec.model.chat import check_messages
-from selfspec.modes import refuse_unverifiable
 from selfspec.request import Completion, Request
 from selfspec.stream import AsyncStream, Memory, Stream
 
@@ -190,7 +189,6 @@ class Engine:
 
     def _ask(self, options: Mapping[str, Any]) -> tuple[Request, Drafter]:
         """Split options into those of the request and those of its drafter."""
-        refuse_unverifiable(options)
         request = Request(**{name: value for name, value in options.items() if name in _REQUEST_FIELDS})
         rest = {name: value for name, value in options.items() if name not in _REQUEST_FIELDS}
         if request.stops and self.tokenizer is None:

@@ -292,11 +292,9 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises OptionError for a value that is not allowed, an unknown drafter, or an option of another drafter.
     """
     from selfspec.engine import DEFAULT_DRAFT
-    from selfspec.modes import refuse_unverifiable
     from selfspec.request import Request
 
     found = {name: value for name, value in options.items() if value is not None and value != ()}
-    refuse_unverifiable(found)
     draft = found.get("draft", DEFAULT_DRAFT)
     asked = {field.name for field in fields(Request)}
     Request(**{name: value for name, value in found.items() if name in asked})
@@ -308,11 +306,12 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
 def _check_draft(draft: str, options: Mapping[str, Any]) -> None:
     """Before the model is loaded, in the spelling of the command line."""
     from selfspec.drafters import drafter_class
+    from selfspec.modes import refuse_unverifiable
 
     drafter = drafter_class(draft)
     known = [field.name for field in described(drafter.Options)]
-    if unknown := [flag_name(name) for name in options if name not in known]:
-        raise OptionError(
-            f"drafter {draft!r} has no {', '.join(unknown)}; it has {', '.join(map(flag_name, known))}"
-        )
+    if unknown := [name for name in options if name not in known]:
+        refuse_unverifiable(unknown)
+        theirs, ours = (", ".join(map(flag_name, names)) for names in (unknown, known))
+        raise OptionError(f"drafter {draft!r} has no {theirs}; it has {ours}")
     drafter.Options(**options)

@@ -103,15 +103,14 @@ class Drafter(ABC):
 
     The engine calls ``bind`` before any text. The loop calls ``begin`` once per text after its prefill, then
     ``propose`` and ``observe`` in turn, then ``end``. ``name`` is that of its entry point, ``Options`` the frozen
-    dataclass of its options, ``summary`` its line in ``selfspec drafters``.
+    dataclass of its options, ``summary`` its line in ``selfspec drafters``; ``samples`` says whether its drafts
+    bring the laws that they were drawn from, which take memory.
     """
 
     Options: ClassVar[type[DraftOptions]] = DraftOptions
     name: ClassVar[str]
     summary: ClassVar[str]
-    samples: ClassVar[bool] = (
-        False  # whether its drafts bring the laws that they were drawn from, one for each token
-    )
+    samples: ClassVar[bool] = False
 
     def __init__(self, options: DraftOptions, config: ModelConfig) -> None:
         self.options = options
