@@ -14,6 +14,7 @@ from lossless_table import Bush, script
 
 import selfspec
 from selfspec import drafters
+from selfspec.context import Context
 from selfspec.errors import OptionError
 from selfspec.runtime.states import BLOCK, kept_bytes, plain_bytes
 from selfspec.runtime.torch_cache import TorchCache
@@ -260,6 +261,11 @@ def test_trees_are_refused_in_one_line(kind):
         with pytest.raises(OptionError, match=r"chains only: leave siblings at 0$"):
             drafters.create(name, runtime.config, {"siblings": 2})
         drafters.create(name, runtime.config, {"siblings": 0})
+    with pytest.raises(OptionError, match=r"clasp runs rows aside"):
+        drafters.create("clasp", runtime.config, {})
+    context = Context(runtime, runtime.new_cache(1, 9))
+    with pytest.raises(OptionError, match="cannot run aside"):
+        context.replay(FULL, None, None, np.array([1]))
     want = [text.tokens for text in run(runtime, [TOKENS[:5]], new_tokens=12)]
     with pytest.raises(OptionError, match="a draft is a tree"):
         run(runtime, [TOKENS[:5]], Bush(runtime.config, want), new_tokens=12)

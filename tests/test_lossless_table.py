@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from lossless_table import DRAFTERS, RUNTIMES, SHAPINGS, TEMPERATURES, cells, check
+from lossless_table import DRAFTERS, LIGHTER, RUNTIMES, SHAPINGS, TEMPERATURES, cells, check
 
 from selfspec.context import Context, Text
 from selfspec.runtime.torch import TorchRuntime
@@ -15,7 +15,9 @@ from selfspec.sampling import Chance
 from selfspec.types import Prefix, Rows
 from selfspec.verify import verify_chain
 
+ROUNDED = ("cpu fp32", "cpu bf16", "cpu int8")  # runtimes that can run a model in fewer bits
 EVERY = [(runtime, drafter) for runtime, target in RUNTIMES.items() for drafter in target.drafters]
+EVERY += [(runtime, drafter) for runtime in ROUNDED for drafter in LIGHTER]
 
 
 @pytest.mark.parametrize(("runtime", "drafter"), EVERY)
@@ -93,6 +95,15 @@ class Onward(Runs):
         super().__init__(Rows(rows.slots, positions), block, device)
 
 
+def a_draft_row_a_cell_too_early(monkeypatch):
+    step = Context.step
+
+    def early(self, plan, texts, tokens, depth, runtime=None):
+        return step(self, plan, texts, tokens, depth - (runtime is not None), runtime)
+
+    monkeypatch.setattr(Context, "step", early)
+
+
 FAULTS = [
     (one_prefix, "toy", "right"),
     (noise_by_call, "toy", "early_exit 4"),
@@ -101,6 +112,7 @@ FAULTS = [
     (states_that_go_on, "hybrid delta", "mixed"),
     (a_row_too_far, "torch", "ngram"),
     (ends_in_the_bonus_only, "toy", "right"),
+    (a_draft_row_a_cell_too_early, "cpu int8", "quantized"),  # it overwrites what the target has of a token
 ]
 
 

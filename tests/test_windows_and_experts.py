@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from family_models import WINDOW, model_of
+from family_models import WINDOW, model_of, wide
 from transformers import AutoModelForCausalLM
 
 import selfspec
@@ -121,7 +121,7 @@ def test_a_tree_may_be_deeper_than_the_window(case):
 
 # -- experts ----------------------------------------------------------------------------------------------
 
-MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "granitemoe"]
+MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "granitemoe", "qwen3_next"]
 
 
 @pytest.mark.parametrize("case", MIXTURES)
@@ -136,7 +136,7 @@ def test_a_plan_may_ask_for_fewer_experts(case):
         if hasattr(module, "top_k"):
             module.top_k = 1
     runtime = TorchRuntime.of(model)
-    with torch.no_grad():
+    with torch.no_grad(), wide():
         want = fewer(torch.tensor([TOKENS])).logits[0].numpy()
     plan = LayerPlan(4, FULL.attention, FULL.mlp, experts=1)
     got = logits(runtime, TOKENS, 0, runtime.new_cache(1, 60), plan)

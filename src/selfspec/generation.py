@@ -59,6 +59,7 @@ class Generation:
         """The result, when ``text``, in a slot of ``cache``, has ended."""
         assert text.finish_reason is not None
         engine, drafter = self._engine, self.drafter
+        extra = drafter.extra_bytes
         return Completion(
             text=self.text,
             token_ids=tuple(text.tokens[len(self.prompt) :]),
@@ -71,12 +72,14 @@ class Generation:
             runs_on=engine.runtime.runs_on,
             precision=engine.runtime.precision,
             draft=drafter.name,
-            plan=str(drafter.plan or "none"),
+            plan=drafter.runs,
             gamma=drafter.options.gamma,
             kv_bytes=cache.nbytes // cache.slots,
             state_bytes=(states := cache.state_bytes // cache.slots),
             rollback_bytes=states and states - plain_bytes(engine.config, engine.runtime.value_bytes),
             buffers=draft_buffers(engine.config, drafter, self._sampling, engine.runtime.value_bytes),
+            draft_weight_bytes=extra.weights,
+            draft_kv_bytes=extra.kv,
         )
 
 
