@@ -16,9 +16,12 @@ import selfspec
 from selfspec import drafters
 from selfspec.context import Context
 from selfspec.errors import OptionError
+from selfspec.measure.certify import default_candidates
+from selfspec.model.config import Recurrence
 from selfspec.runtime.states import BLOCK, kept_bytes, plain_bytes
 from selfspec.runtime.torch_cache import TorchCache
-from selfspec.runtime.torch_states import Runs, Wave
+from selfspec.runtime.torch_recurrent import Asked, scan
+from selfspec.runtime.torch_states import Runs, States, Wave
 from selfspec.stream import Memory
 from selfspec.types import MAX_GAMMA, LayerPlan, Rows
 
@@ -125,6 +128,39 @@ def test_a_prefill_may_be_cut_anywhere(kind):
             got.append(logits(runtime, TOKENS[start : start + count], start, cache))
             start += count
         assert np.abs(np.concatenate(got) - want).max() < 1e-11
+
+
+def row_by_row(asked, beta):
+    """The recurrence as it is defined: what is left of the state, what the row adds, what its query finds."""
+    state, out = torch.zeros(4, 3, 5, dtype=torch.float64), []
+    for row in range(len(asked.values)):
+        q, k = (part[row].repeat_interleave(2, dim=0)[..., None] for part in (asked.queries, asked.keys))
+        state = state * asked.decays[row].exp()[:, None, None]
+        added = asked.values[row][:, None]
+        if beta is not None:
+            added = beta[row][:, None, None] * (added - k.mT @ state)
+        state = state + k @ added
+        out.append((q.mT @ state)[:, 0])
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("is_delta", [True, False])
+def test_the_sums_are_the_recurrence(is_delta):
+    """Guards the form over blocks for delta rules, and for states whose rows add their values as they are (Mamba 2).
+
+    Decays from almost nothing to almost everything: a state that is gone must not come back by rounding.
+    """
+    random, recurrence = torch.Generator().manual_seed(0), Recurrence("delta", 4, 4, 5, key_heads=2, key_dim=3)
+    sizes = ((23, 2, 3), (23, 2, 3), (23, 4, 5), (23, 4))
+    parts = [torch.randn(size, generator=random, dtype=torch.float64) for size in sizes]
+    parts[1] = parts[1] / parts[1].norm(dim=-1, keepdim=True)
+    asked, beta = Asked(*parts[:3], -torch.exp(3 * parts[3])), torch.sigmoid(parts[3]) if is_delta else None
+    states, got = States(recurrence, 1, 4, lambda size, dtype=torch.float64: torch.zeros(size, dtype=dtype)), []
+    for start, stop in ((0, 1), (1, 6), (6, 8), (8, 21), (21, 23)):
+        runs = Runs(Rows.of([0] * (stop - start), range(start, stop)), 4, torch.device("cpu"))
+        some = Asked(*(part[start:stop] for part in asked))
+        got.append(scan(some, None if beta is None else beta[start:stop], runs, states))
+    assert (torch.cat(got) - row_by_row(asked, beta)).abs().max() < 1e-12
 
 
 # -- what is kept -----------------------------------------------------------------------------------------
@@ -261,6 +297,7 @@ def test_trees_are_refused_in_one_line(kind):
         with pytest.raises(OptionError, match=r"chains only: leave siblings at 0$"):
             drafters.create(name, runtime.config, {"siblings": 2})
         drafters.create(name, runtime.config, {"siblings": 0})
+    assert not any("siblings" in candidate.options for candidate in default_candidates(runtime.config))
     with pytest.raises(OptionError, match=r"clasp runs rows aside"):
         drafters.create("clasp", runtime.config, {})
     context = Context(runtime, runtime.new_cache(1, 9))

@@ -14,6 +14,7 @@ FIELDS = [
     "draft_seconds", "draft_row_layers", "verify_row_layers", "prefill_row_layers", "model",
     "runtime", "runs_on", "precision", "draft", "plan", "gamma",
     "seed", "kv_bytes", "state_bytes", "rollback_bytes", "buffers",
+    "draft_weight_bytes", "draft_kv_bytes",
 ]
 # fmt: on
 LONG = ["--max-new-tokens", "24", "--ignore-eos"]

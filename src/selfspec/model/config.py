@@ -79,12 +79,11 @@ class Recurrence:
     All kinds begin with a causal convolution over the last ``taps`` inputs of each of its ``channels``. That is
     all of a "conv" (LFM2), between a gate before and one after it. A "delta" (gated delta net, arXiv 2412.06464)
     makes queries, keys and values of its output: the state of a value head is a matrix [key_dim, value_dim],
-    and ``key_heads`` keys serve ``value_heads`` heads. A "mamba" (Mamba 2, arXiv 2405.21060) has the same
-    matrices, its B, C and x being keys, queries and values. ``conv_bias`` and ``proj_bias``: the convolution,
-    and the matrices before and after it, have biases.
+    and ``key_heads`` keys serve ``value_heads`` heads. ``conv_bias`` and ``proj_bias``: the convolution, and the
+    matrices before and after it, have biases.
     """
 
-    kind: Literal["conv", "delta", "mamba"]
+    kind: Literal["conv", "delta"]
     taps: int
     value_heads: int
     value_dim: int

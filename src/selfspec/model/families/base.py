@@ -152,7 +152,6 @@ def _recurrent_sizes(recurrence: Recurrence) -> dict[str, int]:
         "rn": heads,
         "2rn": 2 * heads,
         "c+rv": channels + values,
-        "c+rv+rn": channels + values + heads,
     }
 
 
