@@ -146,7 +146,7 @@ def row_by_row(asked, beta):
 
 @pytest.mark.parametrize("is_delta", [True, False])
 def test_the_sums_are_the_recurrence(is_delta):
-    """Guards the form over blocks for delta rules, and for states whose rows add their values as they are (Mamba 2).
+    """Guards the form over blocks for delta rules, and for states whose rows add their values as they are.
 
     Decays from almost nothing to almost everything: a state that is gone must not come back by rounding.
     """
@@ -224,6 +224,18 @@ def test_states_cost_what_is_said(kind, dtype):
     assert runtime.config.kv_values_per_token == 2 * 2 * 8  # of the one layer with attention
     assert caches[0].longer(20).states is caches[0].states
     assert 0 < plain_bytes(runtime.config, runtime.value_bytes) < said / 3
+
+
+@EVERY
+@pytest.mark.parametrize(("dtype", "noise"), [("float32", 1e-4), ("bfloat16", 0.2)])
+def test_narrower_weights_are_the_same_model(kind, dtype, noise):
+    """Guards the precisions that checkpoints have: states stay in float32, and rows in several passes agree."""
+    want = one_by_one(tiny_hybrid(kind, block=4), TOKENS[:14])
+    narrow = tiny_hybrid(kind, block=4, dtype=dtype)
+    whole = logits(narrow, TOKENS[:14], 0, narrow.new_cache(1, 14))
+    scale = np.abs(want).max()
+    assert np.abs(whole - want).max() < noise * scale
+    assert np.abs(one_by_one(narrow, TOKENS[:14]) - whole).max() < noise * scale
 
 
 # -- conversations ----------------------------------------------------------------------------------------
