@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from selfspec.engine import Engine
 from selfspec.errors import OptionError, RuntimeMissingError, UnsupportedModelError
 from selfspec.model import EMBEDDED, Tokenizer, config_of, find_checkpoint
-from selfspec.model.load import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +36,8 @@ def load(
     Parameters
     ----------
     model
-        ``"smollm2-135m"`` (the embedded model), a Hugging Face folder, a ``.gguf`` file, a hub id, or a
-        transformers model object, whose parameter tensors are then shared, not copied.
+        ``"smollm2-135m"`` (the embedded model), ``"gemma3-270m"``, a Hugging Face folder, a ``.gguf`` file, a
+        hub id, or a transformers model object, whose parameter tensors are then shared, not copied.
     tokenizer
         Only with a model object: its fast tokenizer. Without one, prompts are token ids.
     runtime
@@ -48,7 +47,7 @@ def load(
     notify
         Called with a line when something takes long or was repaired (conversion, damaged cache).
     progress
-        Called with the weights packed so far and in all, when they are packed for the native core.
+        Called with the weights done so far and in all, when they are converted or packed.
     options
         For the native core ``bits`` (4, 8, 16 or 32 a weight; None keeps what is stored) and ``threads``; for
         torch ``dtype`` ("float64", "float32", "bfloat16", "float16"; None keeps what is stored) and ``device``
@@ -82,7 +81,7 @@ def load(
         chosen = "torch"
     if chosen == "cpu":
         return _load_cpu(model, placed, (notify, progress), options)
-    checkpoint = find_checkpoint(model, notify=notify)
+    checkpoint = find_checkpoint(model, notify=notify, progress=progress)
     made = _torch().load(checkpoint.config, checkpoint.weight_files, placed["dtype"], placed["device"] or "auto")
     return Engine(made, checkpoint.tokenizer, checkpoint.name, checkpoint.fingerprint, **options)
 
@@ -100,8 +99,7 @@ def _load_cpu(model: Any, placed: dict[str, Any], told: tuple[Any, Any], options
 
 def _lacking(model: str | os.PathLike[str]) -> str:
     """What the native core lacks for this checkpoint, in words; "" if it can run it."""
-    kind, _, _ = locate(model)
-    if kind == "gguf":  # of families that it runs
+    if model == EMBEDDED:  # of the Llama type; reading the head of its file would be a sixth of the start
         return ""
     from selfspec.runtime.cpu import lacking
 

@@ -138,10 +138,10 @@ def test_weights(embedded, embedded_source):
     from gguf.quants import dequantize
     from safetensors import safe_open
 
-    from selfspec.model.gguf import _reader
+    from selfspec.model.gguf_file import open_reader
 
     wanted = {"blk.7.attn_k.weight": "self_attn.k_proj", "blk.7.ffn_down.weight": "mlp.down_proj"}
-    found = {tensor.name: tensor for tensor in _reader(embedded_source).tensors if tensor.name in wanted}
+    found = {tensor.name: tensor for tensor in open_reader(embedded_source).tensors if tensor.name in wanted}
     for theirs, ours in wanted.items():
         name = f"model.layers.7.{ours}.weight"
         raw = dequantize(found[theirs].data, found[theirs].tensor_type)

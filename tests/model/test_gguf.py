@@ -10,7 +10,7 @@ from tiny_models import interleave
 
 from selfspec.errors import CorruptModelError, UnsupportedModelError
 from selfspec.model import config_of, find_checkpoint, gguf_names
-from selfspec.model.gguf import half_split
+from selfspec.model.families.gguf_weights import half_split
 
 
 def weights_of(checkpoint):

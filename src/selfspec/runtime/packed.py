@@ -93,6 +93,7 @@ def find_packed(
     _check_bits(bits)
 
     def write(folder: Path, config: ModelConfig, stored: Iterator[tuple[str, Stored]]) -> None:
+        require_supported(config)
         _write(folder, stored, bits, lambda done: progress(done, config.parameters))
 
     form = f"cpu-{'stored' if bits is None else KIND_OF_BITS[bits]}-{LAYOUT}"
@@ -101,7 +102,7 @@ def find_packed(
         entry = converted(path, lambda source, folder: convert(source, folder, write), notify, form)
         config, tokenizer = open_texts(entry)
     else:
-        checkpoint = find_checkpoint(model, notify=notify)
+        checkpoint = find_checkpoint(model, notify=notify, progress=progress)
         config, tokenizer = checkpoint.config, checkpoint.tokenizer
 
         def pack(_source: Path, folder: Path) -> None:
