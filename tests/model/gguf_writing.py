@@ -90,7 +90,9 @@ def sizes(writer, config):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     if get("num_experts_per_tok"):
-        writer.add_expert_count(config.num_local_experts if hasattr(config, "num_local_experts") else config.num_experts)
+        writer.add_expert_count(
+            config.num_local_experts if hasattr(config, "num_local_experts") else config.num_experts
+        )
         writer.add_expert_used_count(config.num_experts_per_tok)
     if get("moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
-from family_models import LLAMA3, LONG, WINDOW, YARN, CASES as ALL, build, family_name, wide_softmax
+from family_models import CASES as ALL
+from family_models import LLAMA3, build, family_name, wide_softmax
 from gguf_writing import ARCHITECTURES, write_gguf
 
 from selfspec.model import find_checkpoint
@@ -22,11 +22,15 @@ TOKENS = np.random.default_rng(0).integers(3, 101, 24).tolist()
 PLAIN = {"sliding_window": None}
 MOE = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
 KEPT = (
-    "llama", "granite", "olmo2", "olmo3", "exaone4", "exaone4: no windows", "phi3", "phi3: longrope", "stablelm", "stablelm: parallel", "cohere2", "glm4", "gpt2", "gpt_neox", "gpt_neox: sequential",
-    "falcon", "falcon: new", "falcon: new, one norm", "olmoe", "granitemoe", "qwen2: yarn",
+    "llama", "granite", "olmo2", "olmo3", "exaone4", "exaone4: no windows", "phi3", "phi3: longrope", "stablelm",
+    "stablelm: parallel", "cohere2", "glm4", "gpt2", "gpt_neox", "gpt_neox: sequential", "falcon", "falcon: new",
+    "falcon: new, one norm", "olmoe", "granitemoe", "qwen2: yarn",
 )  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {case: ALL[case] for case in KEPT} | {
-    "llama: 3.1": ("Llama", {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 8192}, "head_dim": 16}),
+    "llama: 3.1": (
+        "Llama",
+        {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 8192}, "head_dim": 16},
+    ),
     "llama: biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "mixtral": ("Mixtral", {**PLAIN, "num_local_experts": 5}),
     "qwen2": ("Qwen2", {}),

@@ -165,7 +165,7 @@ def model_flags() -> list[Flag]:
             "--model",
             default=EMBEDDED,
             section=section,
-            help=f"Folder, .gguf file, hub id, or the embedded model.{_default(EMBEDDED)}",
+            help=f"Folder, .gguf file, hub id, or a model of packages (smollm2-135m, gemma3-270m).{_default(EMBEDDED)}",
         ),
         Flag(
             "--runtime",

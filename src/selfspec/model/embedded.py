@@ -54,9 +54,7 @@ SMOLLM2 = Packaged(
 GEMMA3 = Packaged(
     "gemma3-270m",
     "SELFSPEC_GEMMA3",
-    tuple(
-        (f"{_GEMMA.replace('-', '_')}_part{n + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{n}") for n in range(4)
-    ),
+    tuple((f"{_GEMMA.replace('-', '_')}_part{n + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{n}") for n in range(4)),
     tuple(f"{_GEMMA}-part{n + 1}" for n in range(4)),
     253,
     "under Google's Gemma terms of use",
@@ -182,5 +180,6 @@ def _extract(source: Path, target: Path) -> None:
                     out.write(chunk)
     except (zipfile.BadZipFile, KeyError, EOFError, zlib.error) as error:
         raise CorruptModelError(
-            f"{quoted(source)} is damaged or not a wheel of {SMOLLM2.packages[0]} ({one_line(error)}); download it again"
+            f"{quoted(source)} is damaged or not a wheel of {SMOLLM2.packages[0]} ({one_line(error)}); "
+            "download it again"
         ) from error

@@ -130,7 +130,7 @@ def _check_keys(metadata: Fields, head: _Head, tensors: Mapping[str, Any]) -> No
         )
     form = head.form
     read = _READ | _HARMLESS | {form.eps, *form.keys, *form.needed}
-    read |= (_WINDOW if form.window != "none" else set())
+    read |= _WINDOW if form.window != "none" else set()
     if form.rope != "none":
         read |= _ROPE | _SCALING.get(_scaling_kind(head, tensors), set())
     if head.family.rope_by_type:
@@ -234,8 +234,8 @@ def _scaling(head: _Head, tensors: Mapping[str, Any], theta: float, dims: int) -
         return _by_factors(head, tensors[_FACTORS].data, theta, dims) if has_factors else None
     if kind not in _SCALING or has_factors:
         raise UnsupportedModelError(
-            f"rope.scaling.type is {one_line(kind, 40)!r} in {head.source}; supported: none, {', '.join(_SCALING)}, "
-            f"or factors in {_FACTORS} alone"
+            f"rope.scaling.type is {one_line(kind, 40)!r} in {head.source}; supported: none, "
+            f"{', '.join(_SCALING)}, or factors in {_FACTORS} alone"
         )
     if kind == "longrope":
         return _long(head, tensors)

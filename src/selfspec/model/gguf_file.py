@@ -88,6 +88,7 @@ def open_reader(path: Path) -> Any:
             if raw_type != _ARRAY:
                 return super()._get_field_parts(orig_offs, raw_type)
             kind, count = struct.unpack_from("<IQ", self.data, orig_offs)
+            parts: list[Any]
             begin, types = orig_offs + 12, [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType(kind)]
             if kind == _STRING:
                 parts, end = _strings(self.data, begin, count)
@@ -95,7 +96,7 @@ def open_reader(path: Path) -> Any:
                 raise ValueError("an array of arrays")
             else:
                 parts = [self._get(begin, self.gguf_scalar_to_np[types[1]], count)]
-                end = begin + parts[0].nbytes
+                end = begin + int(parts[0].nbytes)
             return end - orig_offs, parts, list(range(len(parts))), types
 
     return Reader(path)

@@ -42,10 +42,7 @@ def gguf_weights(config: ModelConfig) -> list[GgufWeight]:
     """All weights of a model that comes from a GGUF file, in the order of `weight_shapes`."""
     form = form_of(config.family)
     assert form is not None
-    return [
-        _weight(form, weight, shape, prefix, config)
-        for weight, shape, prefix in _layout(config)
-    ]
+    return [_weight(form, weight, shape, prefix, config) for weight, shape, prefix in _layout(config)]
 
 
 def gguf_names(config: ModelConfig) -> dict[str, str]:
@@ -62,9 +59,7 @@ def _layout(config: ModelConfig) -> Iterator[tuple[Weight, tuple[int, ...], str]
             yield weight, tuple(sizes[dim] for dim in weight.dims), "" if layer is None else f"blk.{layer}."
 
 
-def _weight(
-    form: GgufForm, weight: Weight, shape: tuple[int, ...], prefix: str, config: ModelConfig
-) -> GgufWeight:
+def _weight(form: GgufForm, weight: Weight, shape: tuple[int, ...], prefix: str, config: ModelConfig) -> GgufWeight:
     role, module = weight.role, weight.name.split(".")[-2]
     make = partial(GgufWeight, weight.name, shape)
     if expert := _EXPERT.fullmatch(role):
@@ -105,7 +100,8 @@ def _transposed(arrays: list[Array]) -> Array:
 
 
 def _minus_one(arrays: list[Array]) -> Array:
-    return arrays[0] - arrays[0].dtype.type(1)
+    found: Array = arrays[0] - arrays[0].dtype.type(1)
+    return found
 
 
 def half_split(rows: Array, heads: int) -> Array:
