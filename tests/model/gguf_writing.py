@@ -132,7 +132,8 @@ def rope(writer, config):
     given = getattr(config, "rope_parameters", None)
     if not given or config.model_type in ("gpt2", "falcon"):
         return
-    if sliding := given.get("sliding_attention"):
+    sliding = given.get("sliding_attention")
+    if sliding and sliding["rope_theta"] != 1e4:  # what is taken for granted was not always written
         writer.add_rope_freq_base_swa(sliding["rope_theta"])
     full = given.get("full_attention", given)
     if config.model_type != "gpt_neox":
