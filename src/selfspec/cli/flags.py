@@ -109,7 +109,7 @@ class ModelCommand(MadeCommand):
         """Model, text and drafting."""
         from selfspec.engine import DEFAULT_DRAFT
 
-        return [*model_flags(), *_request_flags(), *draft_flags(DEFAULT_DRAFT)]
+        return [*model_flags(), *_request_flags(), *draft_flags(DEFAULT_DRAFT), *_refused_flags()]
 
 
 class MeasuringCommand(MadeCommand):
@@ -138,6 +138,16 @@ class BenchCommand(MeasuringCommand):
         return BenchOptions
 
 
+class SearchCommand(MeasuringCommand):
+    """``selfspec search-plan``."""
+
+    def measured_by(self) -> type[Workload]:
+        """Its options."""
+        from selfspec.measure.settings import SearchOptions
+
+        return SearchOptions
+
+
 class ProfileCommand(MeasuringCommand):
     """``selfspec profile``."""
 
@@ -157,7 +167,7 @@ def asked_of(kind: type[Wanted], options: Mapping[str, Any]) -> tuple[Wanted, di
 
 def model_flags() -> list[Flag]:
     """Which model, and where it runs."""
-    from selfspec.model.embedded import EMBEDDED
+    from selfspec.model.embedded import EMBEDDED, PACKAGED
 
     section = "Model"
     return [
@@ -165,7 +175,7 @@ def model_flags() -> list[Flag]:
             "--model",
             default=EMBEDDED,
             section=section,
-            help=f"Folder, .gguf file, hub id, or a model of packages (smollm2-135m, gemma3-270m).{_default(EMBEDDED)}",
+            help=f"Folder, .gguf file, hub id, or {' or '.join(PACKAGED)}.{_default(EMBEDDED)}",
         ),
         Flag(
             "--runtime",
@@ -173,7 +183,7 @@ def model_flags() -> list[Flag]:
             help="cpu (the native core), torch, or auto: torch on a GPU, else cpu.  [default: auto]",
         ),
         Flag("--bits", type=int, section=section, help="cpu: 4, 8, 16 or 32 a weight.  [default: as stored]"),
-        Flag("--threads", type=int, section=section, help="cpu: how many threads.  [default: all cores]"),
+        Flag("--threads", type=int, section=section, help="cpu: how many threads.  [default: all it may use]"),
         Flag("--dtype", section=section, help="torch: float64, float32, bfloat16, float16.  [default: as stored]"),
         Flag(
             "--device",
@@ -191,6 +201,13 @@ def _request_flags() -> list[Flag]:
         *(_flag(by_name[name], text, "Text", multiple=name == "stop") for name, text in _REQUEST_HELP.items()),
         *(_repeated(name, *declared) for name, declared in _REPEATED.items()),
     ]
+
+
+def _refused_flags() -> list[Flag]:
+    """Flags of other programs that `given` answers with the reason why they are none here; no help shows them."""
+    from selfspec.modes import unverifiable
+
+    return [Flag(flag_name(name), name, section="Text", hidden=True) for name in unverifiable()]
 
 
 def _repeated(name: str, flag: str, metavar: str, kind: Callable[[str], Any], text: str) -> Flag:
@@ -299,11 +316,12 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
 def _check_draft(draft: str, options: Mapping[str, Any]) -> None:
     """Before the model is loaded, in the spelling of the command line."""
     from selfspec.drafters import drafter_class
+    from selfspec.modes import refuse_unverifiable
 
     drafter = drafter_class(draft)
     known = [field.name for field in described(drafter.Options)]
-    if unknown := [flag_name(name) for name in options if name not in known]:
-        raise OptionError(
-            f"drafter {draft!r} has no {', '.join(unknown)}; it has {', '.join(map(flag_name, known))}"
-        )
+    if unknown := [name for name in options if name not in known]:
+        refuse_unverifiable(unknown)
+        theirs, ours = (", ".join(map(flag_name, names)) for names in (unknown, known))
+        raise OptionError(f"drafter {draft!r} has no {theirs}; it has {ours}")
     drafter.Options(**options)

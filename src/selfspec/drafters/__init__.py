@@ -7,8 +7,9 @@ from dataclasses import fields
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
-from selfspec.drafters.base import Drafter
+from selfspec.drafters.base import Drafter, Host
 from selfspec.errors import OptionError
+from selfspec.modes import refuse_unverifiable
 
 if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
@@ -53,12 +54,23 @@ def option_names(cls: type[Drafter]) -> list[str]:
     return [f.name for f in fields(cls.Options)]
 
 
-def create(draft: str | type[Drafter] | Drafter, config: ModelConfig, options: dict[str, Any]) -> Drafter:
-    """A drafter from its name or class and its options, or a ready instance as it is.
+def create(
+    draft: str | type[Drafter] | Drafter, config: ModelConfig, options: dict[str, Any], host: Host | None = None
+) -> Drafter:
+    """A drafter from its name or class and its options, or a ready instance as it is; bound to ``host``, if any.
 
-    Raises OptionError for an unknown name, an option that the drafter does not have, or a bad value.
+    Raises OptionError for an unknown name, an option that the drafter does not have, or a bad value; and as
+    `Drafter.bind`.
     """
+    made = _made(draft, config, options)
+    if host is not None:
+        made.bind(host)
+    return made
+
+
+def _made(draft: str | type[Drafter] | Drafter, config: ModelConfig, options: dict[str, Any]) -> Drafter:
     if isinstance(draft, Drafter):
+        refuse_unverifiable(options)
         if options:
             raise OptionError(f"options {', '.join(options)} were given with a drafter that is already made")
         if draft.config != config:
@@ -66,6 +78,7 @@ def create(draft: str | type[Drafter] | Drafter, config: ModelConfig, options: d
         return draft
     cls = draft if isinstance(draft, type) else drafter_class(draft)
     if unknown := [name for name in options if name not in option_names(cls)]:
+        refuse_unverifiable(unknown)
         raise OptionError(
             f"drafter {cls.name!r} has no option {', '.join(unknown)}; it has {', '.join(option_names(cls))}"
         )

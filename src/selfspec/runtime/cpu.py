@@ -6,7 +6,6 @@ number of threads: every sum has one fixed order. So speculation changes no bit 
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +16,8 @@ from selfspec.errors import OptionError, OutOfMemoryError, UnsupportedModelError
 from selfspec.model.config import Layer
 from selfspec.model.families import weights_by_role
 from selfspec.runtime.base import Cache, Runtime
-from selfspec.runtime.packing import PRECISIONS, Packed, native
+from selfspec.runtime.cores import available_processors
+from selfspec.runtime.packing import BITS, PRECISIONS, Packed, native
 from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.types import SubLayer
 
@@ -155,6 +155,23 @@ class CpuRuntime(Runtime):
         layers = [w for name, w in self._weights.items() if ".layers." in name and isinstance(w, Packed)]
         return sum(weight.data.nbytes for weight in [*layers, self._head])
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all packed weights; the embedding of a tied model is its head."""
+        return sum((w.data if isinstance(w, Packed) else w).nbytes for w in self._weights.values())
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """The core, with as many threads where that was chosen."""
+        chosen = {} if self.threads == available_processors() else {"threads": self.threads}
+        return {"runtime": self.name, **chosen}
+
+    @property
+    def fewer_bits(self) -> tuple[int, ...]:
+        """Of the two that are rounded, those below what most weights have; a cache is laid out alike for all."""
+        own = BITS[self.precision.partition(",")[0]]
+        return tuple(bits for bits in (8, 4) if bits < own)
+
     def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Floats:  # noqa: ARG002
         """Hidden states [R, d] that enter layer 0."""
         out = np.empty((len(tokens), self.config.hidden_size), dtype=np.float32)
@@ -268,11 +285,6 @@ def described(kernels: str | None = None, threads: int | None = None) -> str:
     """The core, its kernels and threads, for people; None stands for the defaults."""
     count = available_processors() if threads is None else threads
     return f"cpu ({kernels or native().kernel_sets()[0]}, {count} thread{'s' * (count > 1)})"
-
-
-def available_processors() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _model(config: ModelConfig, kernels: str, threads: int) -> Any:
