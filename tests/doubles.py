@@ -41,10 +41,17 @@ TINY = ModelConfig(
 )
 
 
-def tiny_runtime(seed: int = 0, dtype: str = "float64", **changes: Any) -> TorchRuntime:
-    """A random decoder whose exits often agree with its last layer, so that drafts are accepted now and then."""
+def tiny_runtime(seed: int = 0, dtype: str = "float64", idle: Sequence[str] = (), **changes: Any) -> TorchRuntime:
+    """A random decoder whose exits often agree with its last layer, so that drafts are accepted now and then.
+
+    ``idle`` sub-layers ("attention 3", "mlp 0") add nothing.
+    """
     config = replace(TINY, **changes)
-    return TorchRuntime(config, {n: w.to(getattr(torch, dtype)) for n, w in _weights(config, seed).items()})
+    weights = {n: w.to(getattr(torch, dtype)) for n, w in _weights(config, seed).items()}
+    for part, layer in map(str.split, idle):
+        last = {"attention": "self_attn.o_proj", "mlp": "mlp.down_proj"}[part]
+        weights[f"model.layers.{layer}.{last}.weight"].zero_()
+    return TorchRuntime(config, weights)
 
 
 def tiny_core(kind: str, seed: int = 0, **changes: Any) -> CpuRuntime:
@@ -92,7 +99,6 @@ def run(
     seed: int = 0,
     ends: Callable[[int], bool] | Sequence[Callable[[int], bool]] = lambda _: False,
     each_round: Callable[[Context, Sequence[Text], Round], None] | None = None,
-    host: Host | None = None,
 ) -> list[Text]:
     """Generate from ``prompts`` as one ragged batch through the real loop; ``ends`` is one for all, or one each."""
     counts = [new_tokens] * len(prompts) if isinstance(new_tokens, int) else list(new_tokens)
@@ -103,7 +109,7 @@ def run(
         for i, (p, limit, stop) in enumerate(zip(prompts, limits, stops, strict=True))
     ]
     context = Context(runtime, runtime.new_cache(len(texts), max(limits)))
-    made = drafters.create(drafter, runtime.config, options or {}, host)
+    made = drafters.create(drafter, runtime.config, options or {})
     for round_ in decode(context, texts, made):
         if each_round:
             each_round(context, texts, round_)

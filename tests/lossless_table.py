@@ -110,6 +110,9 @@ EARLY_EXITS = {f"early_exit {k}": ("early_exit", {"exit_layer": k}) for k in ran
 CHAINS = {
     **EARLY_EXITS,
     "early_exit stop": ("early_exit", {"exit_layer": 3, "confidence": 0.05, "adaptive": True}),
+    "layer_skip": ("layer_skip", {"skip": "attention 2,4 mlp 3"}),
+    "layer_skip from the first": ("layer_skip", {"skip": "attention 0 mlp 2"}),
+    "clasp": ("clasp", {"skips": 2, "interval": 3, "confidence": 0.05}),
     "ngram": ("ngram", {"adaptive": False}),
     "ngram stop": ("ngram", {"confidence": 0.25, "adaptive": False}),
     **{kind: ("scripted", {"script": kind}) for kind in ("right", "wrong", "mixed")},
@@ -118,6 +121,7 @@ CHAINS = {
 TREES = {
     "early_exit comb": ("early_exit", {"exit_layer": 2, "siblings": 1}),
     "early_exit wide comb": ("early_exit", {"exit_layer": 4, "siblings": 3, "confidence": 0.05, "adaptive": True}),
+    "layer_skip comb": ("layer_skip", {"skip": "1-2", "siblings": 2, "confidence": 0.05, "adaptive": True}),
     "ngram comb": ("ngram", {"adaptive": False, "siblings": 2}),
     "draft_model comb": ("draft_model", {"draft_model": "other", "siblings": 2, "confidence": 0.05}),
     "bush": (Bush, {}),

@@ -37,8 +37,10 @@ def distance(seed, shaping=CHAIN):
     runtime = MarkovRuntime(SIZE, 3, seed=seed)
     cuts = {"top_k": int(random.choice([0, 2])), "top_p": float(random.choice([1.0, 0.8]))}
     sampling = Sampling(float(random.choice([0.5, 1.0, 2.0])), **cuts, **shaping)
+    kind = {"early_exit": {"exit_layer": int(random.choice([1, 2]))}, "layer_skip": {"skip": "mlp 1"}}
+    draft = "layer_skip" if seed % 4 == 3 else "early_exit"
     options = {
-        "exit_layer": int(random.choice([1, 2])),
+        **kind[draft],
         "gamma": int(random.choice([1, 2, 3])),
         "confidence": float(random.choice([0.0, 0.4, 0.6])),
         "adaptive": bool(random.random() < 0.5),
@@ -46,7 +48,7 @@ def distance(seed, shaping=CHAIN):
     start, end = ([0], 3), int(random.choice([-1, 0, 1]))
     hidden, _ = runtime.run(runtime.embed(range(SIZE)), LayerPlan.full(3), None, None)
     want = plain_law(lambda tokens: runtime.logits(hidden)[tokens[-1]].copy(), *start, sampling, lambda t: t == end)
-    drafter = drafters.create("early_exit", runtime.config, options)
+    drafter = drafters.create(draft, runtime.config, options)
     return total_variation(want, loop_law(runtime, start, sampling, drafter, lambda t: t == end))
 
 

@@ -138,6 +138,16 @@ class BenchCommand(MeasuringCommand):
         return BenchOptions
 
 
+class SearchCommand(MeasuringCommand):
+    """``selfspec search-plan``."""
+
+    def measured_by(self) -> type[Workload]:
+        """Its options."""
+        from selfspec.measure.settings import SearchOptions
+
+        return SearchOptions
+
+
 class ProfileCommand(MeasuringCommand):
     """``selfspec profile``."""
 

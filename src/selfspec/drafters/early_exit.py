@@ -1,8 +1,4 @@
-"""Early exit: the same model drafts with its first k layers and its own head (LayerSkip, arXiv 2404.16710).
-
-What the draft computed below layer k is what the target would compute, so verification resumes there from
-the kept hidden states: the shallow layers run once per row, and the draft needs no cache of its own.
-"""
+"""Early exit: the same model drafts with its first k layers and its own head (LayerSkip, arXiv 2404.16710)."""
 
 from __future__ import annotations
 
@@ -11,14 +7,12 @@ from typing import TYPE_CHECKING
 
 from selfspec.drafters.base import option
 from selfspec.drafters.comb import CombOptions
-from selfspec.drafters.steps import Growing, StepDrafter
+from selfspec.drafters.self_draft import SelfDraft
 from selfspec.errors import OptionError
-from selfspec.types import Array, Draft, LayerPlan, namespace
+from selfspec.types import LayerPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from selfspec.context import Context
+    from selfspec.context import Text
     from selfspec.model.config import ModelConfig
 
 
@@ -32,8 +26,8 @@ class EarlyExitOptions(CombOptions):
     )
 
 
-class EarlyExit(StepDrafter):
-    """Drafts with layers [0, k) and the model's own final norm and head."""
+class EarlyExit(SelfDraft):
+    """Drafts with layers [0, k): all that the draft ran is what the target would compute."""
 
     Options = EarlyExitOptions
     name = "early_exit"
@@ -53,16 +47,6 @@ class EarlyExit(StepDrafter):
         """The layers of one draft step."""
         return self._plan
 
-    def step(self, context: Context, growing: Sequence[Growing]) -> Array:
-        """Run layers [0, k) and the head over the last token of each draft; the states are kept."""
-        texts, depth = [chain.text for chain in growing], growing[0].depth
-        hidden = context.step(self._plan, texts, [chain.last for chain in growing], depth)
-        for i, chain in enumerate(growing):
-            chain.hidden.append(hidden[i : i + 1])
-        return context.runtime.logits(hidden)
-
-    def finish(self, chain: Growing) -> Draft:
-        """The draft with its states, where verification resumes: a row more than tokens if it was stopped."""
-        if not chain.hidden:
-            return Draft()
-        return chain.comb.draft(namespace(chain.hidden[0]).concat(chain.hidden, axis=0), self._plan.shared_prefix)
+    def plan_of(self, text: Text) -> LayerPlan:  # noqa: ARG002 (one for all)
+        """The same for every text."""
+        return self._plan

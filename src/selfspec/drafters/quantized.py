@@ -82,5 +82,5 @@ class Quantized(StepDrafter):
         """All layers of the lighter model over the last token of each draft."""
         assert self._light is not None, "no engine has bound this drafter"
         texts, tokens = [chain.text for chain in growing], [chain.last for chain in growing]
-        hidden = context.step(context.full, texts, tokens, growing[0].depth, self._light)
+        hidden, _ = context.step(context.full, texts, tokens, growing[0].depth, self._light)
         return self._light.logits(hidden)
