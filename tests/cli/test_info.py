@@ -110,6 +110,7 @@ def test_what_drafters_hold_is_counted(call, folder, refused):
     second = rows["draft_model", "int4"]
     assert (second["weights"], second["kv_per_token"]) == (packed["4"]["bytes"]["total"], 2 * 2 * L * KV)
     assert second["keeps"] == "a second checkpoint"
+    assert rows["clasp", "none"]["c"] is None  # it searches its layers as it writes
     assert "quantized" not in {row["drafter"] for row in packed["4"]["drafters"]}
     assert "what a drafter holds beyond plain decoding" in call("info", folder).stdout
     assert "--draft-bits is for --draft-model" in refused("info", folder, "--draft-bits", "4")

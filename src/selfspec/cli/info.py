@@ -171,13 +171,16 @@ def _costs(config: ModelConfig, sizes: _Sizes) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Price:
-    """What a drafter holds beyond plain decoding, and what a draft step reads, as a share of a full step."""
+    """What a drafter holds beyond plain decoding, and what a draft step reads, as a share of a full step.
+
+    ``c`` is None where that is known only when it runs.
+    """
 
     drafter: str
     runs: str
     weights: int
     kv_per_token: int
-    c: float
+    c: float | None
     keeps: str  # besides the model's own files
 
     def to_dict(self) -> dict[str, Any]:
@@ -196,8 +199,7 @@ def _prices(
     whole = sizes.step(config.num_layers)
     for drafter in _drafters(config):
         if drafter.name != "quantized":
-            c = sizes.step(drafter.plan.row_layers) / whole if drafter.plan else 0.0
-            yield _Price(drafter.name, drafter.runs, 0, 0, c, "nothing")
+            yield _Price(drafter.name, drafter.runs, 0, 0, _share(drafter, sizes, whole), "nothing")
     own = BITS.get(sizes.precision.partition(",")[0], 64)
     for bits in (8, 4):
         if bits < own and not lacking(config):
@@ -211,6 +213,14 @@ def _prices(
         kv = second.kv_values_per_token * held.kv_width
         c = held.step(second.num_layers) / whole
         yield _Price("draft_model", f"{draft_model} {held.precision}", held.total, kv, c, "a second checkpoint")
+
+
+def _share(drafter: Drafter, sizes: _Sizes, whole: float) -> float | None:
+    """The c of a drafter of the model's own layers, of which a ``whole`` step reads so many bytes."""
+    plan = drafter.plan
+    if plan is None:
+        return None if drafter.samples else 0.0
+    return None if plan.experts is not None else sizes.step(plan.row_layers) / whole
 
 
 def _buffers(config: ModelConfig, width: int) -> Iterator[dict[str, Any]]:
@@ -291,7 +301,7 @@ def _price_table(rows: list[dict[str, Any]]) -> str:
             row["runs"],
             size(row["weights"]),
             size(row["kv_per_token"]),
-            f"{row['c']:.3f}",
+            "-" if row["c"] is None else f"{row['c']:.3f}",
             row["keeps"],
         )
         for row in rows
