@@ -7,7 +7,7 @@ from pathlib import Path
 
 from selfspec.model.config import Layer, ModelConfig
 from selfspec.model.families import FAMILIES, Family, config_from_hf, weights_by_role
-from selfspec.runtime.cpu import lacking
+from selfspec.runtime.cpu_model import lacking
 
 PAGE = Path(__file__).with_name("families.md")
 CASES = Path(__file__).parents[1] / "tests" / "family_models.py"
