@@ -198,7 +198,7 @@ struct PyModel {
   }
 
   // steps: 2 * layer, + 1 for its MLP; taps: for each step its place in tapped, or -1
-  std::vector<Step> steps_of(const Integers& steps, const Integers& taps, const Array<float, nb::ndim<3>>& tapped, int experts) {
+  std::vector<Step> steps_of(const Integers& steps, const Integers& taps, const Array<float, nb::ndim<3>>& tapped, int rows, int experts) {
     require(taps.size() == steps.size(), "a tap or -1 for each step");
     std::vector<Step> out;
     for (std::size_t i = 0; i < steps.size(); i++) {
@@ -209,6 +209,7 @@ struct PyModel {
       check_complete(out.back());
       const int count = model.layers[at / 2].facts.experts;
       require(experts >= 0 && (!(at % 2) || !count || experts <= count), "more experts than a layer has");
+      require(std::int64_t{rows} * (experts ? experts : count) <= 1 << 30, "too many rows for so many experts");
     }
     return out;
   }
@@ -252,7 +253,7 @@ struct PyModel {
     const auto& [slots, positions, lineage] = where;
     require(slots.size() == x.shape(0), "a row for each hidden state");
     require(tapped.shape(0) == 0 || (tapped.shape(1) == x.shape(0) && tapped.shape(2) == x.shape(1)), "taps have another shape");
-    const std::vector<Step> todo = steps_of(steps, taps, tapped, experts);
+    const std::vector<Step> todo = steps_of(steps, taps, tapped, static_cast<int>(x.shape(0)), experts);
     Array<const std::int64_t, nb::ndim<2>> lines;
     const Rows rows = rows_of(slots, positions, lineage, cache, lines);
     const int each = experts;

@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 namespace selfspec {
 
 Cache::Cache(std::vector<int> rings, int slots, int length, int kv_heads, int width, Element element)
     : slots_(slots), length_(length), kv_heads_(kv_heads), width_(width), padded_(round_up(width, 8)),
       element_(element), places_(std::move(rings)) {
+  // beyond this sizes would not fit into their types; as memory it is out of reach anyway
+  const double most = 2.0 * places_.size() * slots * kv_heads * (1.0 * length + 16) * cell_bytes();
+  if (length > 1 << 30 || most > 1e15) throw std::bad_alloc();
   const int all = round_up(length, 16);
   begins_.push_back(0);
   for (int& places : places_) {

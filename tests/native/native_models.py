@@ -121,7 +121,7 @@ def family(case, kind="fp32"):
 def family_core(case, kind="fp32", **options):
     """A case of `family_models` in the core, whose rings are small."""
     config, weights, _ = family(case, kind)
-    options.setdefault("threads", 2)
+    options.setdefault("threads", 1)  # two would wait for each other on the cores of other tests
     runtime = CpuRuntime(config, weights, **options)
     runtime.most_rows = MOST_ROWS
     return runtime

@@ -13,8 +13,19 @@ import threading
 import numpy as np
 import pytest
 from native_models import (
-    KINDS, ODD, chain, changed, core, in_chunks, packed, random_tree, random_weights, same, states, tokens_of,
-)  # fmt: skip
+    KINDS,
+    ODD,
+    chain,
+    changed,
+    core,
+    in_chunks,
+    packed,
+    random_tree,
+    random_weights,
+    same,
+    states,
+    tokens_of,
+)
 
 from selfspec.runtime.cpu import CpuRuntime
 from selfspec.runtime.packing import native

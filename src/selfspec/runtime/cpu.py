@@ -143,7 +143,7 @@ class CpuRuntime(Runtime):
         ends = parts_of(config)[0]
         self._model = built(config, weights, self.kernels, self.threads)
         self._embedding = packed(weights, ends["embedding"]).matrix()
-        self._positions = weights[ends["positions"].key] if config.has_positions else None
+        self._positions = np.asarray(weights[ends["positions"].key]) if config.has_positions else None
 
     @property
     def runs_on(self) -> str:

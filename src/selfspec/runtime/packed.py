@@ -23,10 +23,10 @@ from selfspec.model.reading import one_line, quoted
 from selfspec.model.stored import from_safetensors
 from selfspec.runtime.cpu_model import precision_of, require_supported
 from selfspec.runtime.packing import (
-    KINDS,
     KIND_OF_BITS,
     KIND_OF_BLOCKS,
     KIND_OF_DTYPE,
+    KINDS,
     Packed,
     PackedWeights,
     pack,
@@ -134,9 +134,9 @@ def packed_sizes(model: str | os.PathLike[str], bits: int | None = None) -> tupl
             if part.is_vector:
                 sizes[part.key] = 4 * int(np.prod(part.shape))
                 continue
-            packed = _kind(part, kinds.get(name, config.dtype), bits)
-            matrices[part.key] = Packed(packed, *part.shape, np.empty(0, dtype=np.uint8))
-            sizes[part.key] = packed_bytes(packed, *part.shape)
+            packed, (rows, columns) = _kind(part, kinds.get(name, config.dtype), bits), part.shape
+            matrices[part.key] = Packed(packed, rows, columns, np.empty(0, dtype=np.uint8))
+            sizes[part.key] = packed_bytes(packed, rows, columns)
     return precision_of(config, matrices), sizes
 
 
@@ -223,7 +223,9 @@ def _read(entry: Path, config: ModelConfig) -> tuple[PackedWeights, float]:
             raise ValueError("packed.json lists the parts of another model")
         spans = {part.key: _span(part, head["weights"][part.key], len(buffer)) for part in parts}
         _check_apart(spans)
-        weights = {part.key: _mapped(part, head["weights"][part.key]["kind"], buffer[spans[part.key]]) for part in parts}
+        weights = {
+            part.key: _mapped(part, head["weights"][part.key]["kind"], buffer[spans[part.key]]) for part in parts
+        }
         return weights, float(head["rounding"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptModelError(
@@ -236,11 +238,11 @@ def _span(part: Part, about: dict[str, Any], size: int) -> slice:
     """Where the bytes of a part are; ValueError for what cannot be them."""
     kind, shape, begin, count = (about[name] for name in ("kind", "shape", "begin", "bytes"))
     if part.is_vector:
-        wanted, allowed = 4 * int(np.prod(part.shape)), ("",)
+        fits, wanted = kind == "", 4 * int(np.prod(part.shape))
     else:
-        allowed = ("fp32",) if part.is_exact else KINDS
-        wanted = packed_bytes(kind, *part.shape) if kind in allowed else -1
-    if kind not in allowed or tuple(shape) != part.shape or type(begin) is not int or count != wanted:
+        fits = kind == "fp32" if part.is_exact else kind in KINDS
+        wanted = packed_bytes(kind, *part.shape) if fits else 0
+    if not fits or tuple(shape) != part.shape or type(begin) is not int or count != wanted:
         raise ValueError(f"{part.key} has another kind, shape or size")
     if begin < 0 or begin % _ALIGNMENT or begin + wanted > size:
         raise ValueError(f"{part.key} lies outside of packed.bin, or at no multiple of {_ALIGNMENT}")
@@ -257,4 +259,5 @@ def _check_apart(spans: dict[str, slice]) -> None:
 def _mapped(part: Part, kind: str, data: NDArray[np.uint8]) -> Packed | NDArray[np.float32]:
     if part.is_vector:
         return data.view("<f4").reshape(part.shape)
-    return Packed(kind, *part.shape, data)
+    rows, columns = part.shape
+    return Packed(kind, rows, columns, data)

@@ -64,12 +64,14 @@ class Part(NamedTuple):
         return self.role.startswith("expert")
 
     def of(self, weight: Stored) -> Stored:
-        """This part of the stored ``weight``; a view, unless blocks have to be opened to be turned."""
+        """Cut it from the stored ``weight``; a view, unless blocks have to be opened to be turned."""
         data, kind, count = weight.data, weight.kind, weight.shape[0]
         if self.transposed and kind not in _PLAIN:
             data, kind = weight.dense(), "float32"
         if self.expert is not None:
-            data = data.reshape(count, -1, data.shape[-1])[self.expert] if len(self.shape) == 2 else data[self.expert]
+            data = (
+                data.reshape(count, -1, data.shape[-1])[self.expert] if len(self.shape) == 2 else data[self.expert]
+            )
         if self.transposed:
             data = data.swapaxes(-1, -2)
         return weight._replace(kind=kind, shape=self.shape, data=data[self.rows])
@@ -148,4 +150,3 @@ def _pieces(role: str, config: ModelConfig, facts: Layer) -> Iterator[tuple[str,
 def _halves(prefix: str, expert: int | None, width: int) -> Iterator[tuple[str, int | None, slice]]:
     yield f"{prefix}gate", expert, slice(width)
     yield f"{prefix}up", expert, slice(width, None)
-
