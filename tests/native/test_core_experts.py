@@ -89,6 +89,20 @@ def test_only_the_chosen_experts_are_read(case):
     assert harmless + harmful == count
 
 
+def test_what_another_layer_left_behind_changes_nothing():
+    """Guards the ends of rows inside of a block: the dense layers of this model are wider than its shared expert."""
+    runtime, random = family_core("qwen2_moe", "int8"), np.random.default_rng(3)
+    mixture, dense = LayerPlan(4, (), (1,)), LayerPlan(4, (), (0,))
+    hidden, found = random.normal(size=(3, 32)).astype(np.float32), []
+    assert 40 == runtime.config.layer(1).experts.shared_width < runtime.config.intermediate_size == 48
+    for size in (0.0, 1.0, 1e6):
+        rows, cache = Rows.of([0] * 3, range(3)), runtime.new_cache(1, 3)
+        runtime.run(size * random.normal(size=(3, 32)).astype(np.float32), dense, rows, cache)
+        found.append(runtime.run(hidden, mixture, rows, cache)[0])
+    assert same(found[1], found[0])
+    assert same(found[2], found[0])
+
+
 def test_distinct_experts_are_as_many_as_chance_makes_them():
     """Guards the formula of the cost model: T rows read E (1 - (1 - k / E)^T) experts if choices are even.
 
