@@ -4,27 +4,8 @@ from __future__ import annotations
 
 from lossless_table import Bush
 
-from selfspec.drafters.base import Drafter, DraftOptions
-from selfspec.types import Draft, LayerPlan
-
+GAP = "attention 2 mlp 1,2"
 SIZE = 101  # of the vocabulary of every family's model
-
-
-class Gapped(Drafter):
-    """Drafts with layers left out in the middle; what its first layer computes is the target's own."""
-
-    name = "gapped"
-    gap = LayerPlan.skipping(4, attention=[2], mlp=[1, 2])
-
-    def propose(self, context, texts, gammas):
-        made = {text: [] for text in texts}
-        for depth in range(max(gammas)):
-            growing = [text for text, gamma in zip(texts, gammas, strict=True) if depth < gamma]
-            last = [made[text][-1] if depth else text.pending for text in growing]
-            found = context.runtime.logits(context.step(self.gap, growing, last, depth))
-            for text, row in zip(growing, found, strict=True):
-                made[text].append(int(row.argmax()))
-        return [Draft(tuple(tokens)) for tokens in made.values()]
 
 
 def mixed(texts):
@@ -43,7 +24,7 @@ def mixed(texts):
 DRAFTS = {
     "exit 1": lambda config, texts: ("early_exit", {"exit_layer": 1, "gamma": 5}),
     "exit 3, comb": lambda config, texts: ("early_exit", {"exit_layer": 3, "gamma": 4, "siblings": 2}),
-    "gapped": lambda config, texts: (Gapped(DraftOptions(gamma=4), config), {}),
+    "gapped": lambda config, texts: ("layer_skip", {"skip": GAP, "gamma": 4}),
     "mixed": lambda config, texts: ("scripted", {"script": mixed(texts), "gamma": 6}),
     "bush": lambda config, texts: (Bush(config, texts, gamma=6, exit_layer=2), {}),
 }

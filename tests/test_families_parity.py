@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from doubles import run
-from family_drafts import DRAFTS, KNOWN, Gapped
+from family_drafts import DRAFTS, GAP, KNOWN
 from family_models import CASES, WINDOW, attention_and_mlp, family_name, model_of, wide_softmax
 
 import selfspec
+from selfspec.drafters.layer_skip import plan_without
 from selfspec.model.families import FAMILIES
 from selfspec.reference import oracle
 from selfspec.runtime.torch import TorchRuntime
@@ -144,7 +145,7 @@ def test_an_early_exit_leaves_the_model_as_it_was(case):
 @EVERY
 def test_a_gapped_plan_is_transformers_without_those_parts(case):
     """Guards the order within a layer: a part that is left out adds nothing, and moves nothing that others read."""
-    model, plan = model_of(case), Gapped.gap
+    model, plan = model_of(case), plan_without(GAP, 4)
     with ExitStack() as stack:
         for layer in range(4):
             attention, mlp = attention_and_mlp(model, layer)

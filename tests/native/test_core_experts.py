@@ -90,7 +90,7 @@ def test_only_the_chosen_experts_are_read(case):
 
 
 def test_what_another_layer_left_behind_changes_nothing():
-    """Guards the ends of rows inside of a block: the dense layers of this model are wider than its shared expert."""
+    """Guards the ends of rows inside of a block: dense layers here are wider than the shared expert."""
     runtime, random = family_core("qwen2_moe", "int8"), np.random.default_rng(3)
     mixture, dense = LayerPlan(4, (), (1,)), LayerPlan(4, (), (0,))
     hidden, found = random.normal(size=(3, 32)).astype(np.float32), []
