@@ -10,7 +10,7 @@ from selfspec.model.families import FAMILIES, Family, config_from_hf, weights_by
 from selfspec.model.families.gguf import form_of
 from selfspec.model.gguf_pre import STYLES
 from selfspec.model.stored import BLOCK_TYPES
-from selfspec.runtime.cpu import lacking
+from selfspec.runtime.cpu_model import lacking
 
 PAGE = Path(__file__).with_name("families.md")
 CASES = Path(__file__).parents[1] / "tests" / "family_models.py"
@@ -18,15 +18,15 @@ INTRO = """# Families
 
 Made from the data in `src/selfspec/model/families` by `make docs`. A checkpoint of another architecture, or with an option that is not covered, is refused before anything is read, with a line that names what is supported.
 
-Facts are those of a `config.json` that leaves out what it may (12 layers here); a checkpoint's own come first. *Windows*: how many positions a layer sees, and in how many of the layers; "off" can be switched on. *cpu* is the native core: a checkpoint whose own facts need what the core does not have runs in torch, and a line says why. Every family is compared with transformers in float64 (`tests/test_families_parity.py`): logits of a prefill, of passes of one and of many rows past the window, and of a ragged batch, within 1e-8; greedy texts with `generate`; early exits, a gapped plan, chains and trees with the oracle. *Tested* lists the variants that are built for it, the plain one first. *gguf* is the architecture in GGUF files.
+Facts are those of a `config.json` that leaves out what it may (12 layers here); a checkpoint's own come first. *Windows*: how many positions a layer sees, and in how many of the layers; "off" can be switched on. *cpu* is the native core: a checkpoint whose own facts need what the core does not have runs in torch, and a line says why. Every family is compared with transformers in float64 (`tests/test_families_parity.py`): logits of a prefill, of passes of one and of many rows past the window, and of a ragged batch, within 1e-8; greedy texts with `generate`; early exits, a gapped plan, chains and trees with the oracle. The native core is compared with that, in float32 within 2e-5 of logits around 2, and with itself bit for bit: chunks, threads, kernels, batches, trees, and all these drafts (`tests/native/test_core_families.py`). *Tested* lists the variants that are built for it, the plain one first. *gguf* is the architecture in GGUF files.
 
 | family | architecture | gguf | layers | windows | experts | runtimes | tested |
 |---|---|---|---|---|---|---|---|
 """
 NOTES = f"""
 - All families: rope types `default`, `linear`, `llama3`, `yarn`, `longrope` (`dynamic` is refused: its keys change with the length of the text). `longrope` (Phi-3, Phi-4-mini): texts up to the original context, since past it transformers turns all positions anew.
-- Windows: the cache of a layer with a window is a ring of window + 1,089 cells, the most rows of a verification. A conversation that goes back behind the ring is read anew.
-- Mixtures: only the experts that some row has are read; `LayerPlan.experts` overrides how many a row has. Weights as checkpoints have them (one tensor for each expert, or joint) and as transformers' modules do.
+- Windows: the cache of a layer with a window is a ring of window + 1,089 cells, the most rows of a verification (on cpu rounded up to whole 128). A conversation that goes back behind the ring is read anew.
+- Mixtures: only the experts that some row has are read, each once in a pass (`CpuRuntime.expert_reads` counts them); routers stay in float32; `LayerPlan.experts` overrides how many a row has. Weights as checkpoints have them (one tensor for each expert, or joint) and as transformers' modules do.
 - Quantised checkpoints (`quantization_config`, MXFP4 of GPT-OSS too) are refused.
 - Not covered: ALiBi (old Falcon), `qk_layernorm` of StableLM, OPT-350m (norms after the residual), `clip_qkv` of OLMoE.
 

@@ -125,14 +125,14 @@ def _lacking(model: str | os.PathLike[str]) -> str:
     """What the native core lacks for this checkpoint, in words; "" if it can run it."""
     if model == EMBEDDED:  # of the Llama type; reading the head of its file would be a sixth of the start
         return ""
-    from selfspec.runtime.cpu import lacking
+    from selfspec.runtime.cpu_model import lacking
 
     return lacking(config_of(model))
 
 
 def default_runtime(config: ModelConfig) -> str:
     """The name of the runtime that would run this model here by default."""
-    from selfspec.runtime.cpu import lacking
+    from selfspec.runtime.cpu_model import lacking
 
     chosen = _choose("auto", [], False)
     return "torch" if lacking(config) else chosen
@@ -140,7 +140,8 @@ def default_runtime(config: ModelConfig) -> str:
 
 def default_runs_on(config: ModelConfig) -> str:
     """What would run this model here by default: the native core with its kernels and threads, or torch."""
-    from selfspec.runtime.cpu import described, lacking
+    from selfspec.runtime.cpu import described
+    from selfspec.runtime.cpu_model import lacking
 
     if _choose("auto", [], False) == "torch":
         return "torch"

@@ -114,17 +114,18 @@ def _plain(config: ModelConfig, dtype: str) -> _Sizes:
 def _packed(name: str, config: ModelConfig, bits: int | None) -> _Sizes:
     """As the native core holds it, with the padding of its matrices."""
     from selfspec.model.config import DTYPE_BYTES
-    from selfspec.model.families import weights_by_role
     from selfspec.runtime.cpu import default_kv
+    from selfspec.runtime.cpu_model import active_bytes
     from selfspec.runtime.packed import packed_sizes
+    from selfspec.runtime.parts import parts_of
 
     precision, sizes = packed_sizes(name, bits)
-    ends = {role: sizes[weight.name] for role, weight in weights_by_role(config).items()}
+    ends = {role: sizes[part.key] for role, part in parts_of(config)[0].items()}
     layer = (sum(sizes.values()) - sum(ends.values())) // config.num_layers
     return _Sizes(
         precision=precision,
         layer=layer,
-        active_layer=layer,
+        active_layer=active_bytes(config, sizes) // config.num_layers,
         head=ends["embedding" if config.tied_head else "head"] + ends["final_norm"],
         embedding=ends["embedding"],
         total=sum(sizes.values()),

@@ -14,7 +14,7 @@ from selfspec.drafters.steps import Growing, StepDrafter
 from selfspec.types import Array, Draft, namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from selfspec.context import Context, Text
     from selfspec.types import LayerPlan

@@ -1,7 +1,7 @@
 """Weights as the native core reads them: packed matrices in NumPy arrays, which may be views of a memory map.
 
-A model for the core is a mapping from canonical weight names to these: `Packed` for the matrices, float32
-arrays for norms and biases.
+A model for the core is a mapping from the keys of parts (`runtime.parts`) to these: `Packed` for the matrices,
+float32 arrays for norms, biases and other vectors.
 """
 
 from __future__ import annotations

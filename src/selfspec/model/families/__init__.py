@@ -42,6 +42,7 @@ __all__ = [
     "gguf_weights",
     "is_ignored",
     "layout_of",
+    "sizes_of",
     "weight_shapes",
     "weights_by_role",
     "with_layout_of",
