@@ -194,7 +194,7 @@ def _prices(
 ) -> Iterator[_Price]:
     """Drafters of the model's own layers, then those with weights of their own."""
     from selfspec.model.load import config_of
-    from selfspec.runtime.cpu import lacking
+    from selfspec.runtime.cpu_model import lacking
     from selfspec.runtime.packing import BITS
 
     whole = sizes.step(config.num_layers)
