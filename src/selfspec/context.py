@@ -45,7 +45,7 @@ class Text:
     ``limit`` is the most tokens it may have, prompt included; ``ends(token)`` is asked once for every new
     token, in order, and says whether the text is complete with it (end-of-text token or stop string).
     The first ``cached`` tokens have their keys and values in the slot already. What ``tokens`` holds when a
-    `Text` is made is its prompt. A text ends with a ``finish_reason``, or with the ``error`` that ended it.
+    `Text` is made is its prompt. ``prediction`` are tokens that the user expects to follow. A text ends with a ``finish_reason``, or with the ``error`` that ended it.
     """
 
     index: int
@@ -56,6 +56,7 @@ class Text:
     chance: Chance
     ends: Callable[[int], bool]
     cached: int = 0
+    prediction: Sequence[int] = ()
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     prompt_length: int = field(init=False)

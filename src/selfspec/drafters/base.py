@@ -70,6 +70,11 @@ class Drafter(ABC):
         """The layers that a draft step runs; None when it runs none."""
         return None
 
+    @property
+    def uses_prediction(self) -> bool:
+        """Whether it drafts from `Text.prediction`; a drafter of drafters does if one of them does."""
+        return False
+
     def begin(self, text: Text) -> None:  # noqa: B027 (many have nothing to do)
         """A text enters. All state is per text: one drafter may serve many streams at once."""
 
