@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from selfspec import drafters
 from selfspec.batch import run_batch
-from selfspec.drafters.base import Drafter
+from selfspec.drafters.base import Drafter, Loaded
 from selfspec.errors import OptionError, PromptError, SelfspecError
 from selfspec.generation import Generation
 from selfspec.model.chat import check_messages
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, str]
 Ask = str | Sequence[int] | Mapping[str, Any]  # one request of a batch
+Opener = Callable[..., Loaded]  # of a model, None for the engine's own, with keywords that say where it runs
 DEFAULT_DRAFT = "ngram"
 DEFAULT_SLOTS = 8
 _REQUEST_FIELDS = frozenset(f.name for f in fields(Request))
@@ -34,17 +37,29 @@ _REQUEST_FIELDS = frozenset(f.name for f in fields(Request))
 class Engine:
     """A loaded model. Generations share the weights; each has its own cache, so streams may interleave.
 
-    ``fingerprint`` tells checkpoints apart; it is empty for a model object.
+    ``fingerprint`` tells checkpoints apart; it is empty for a model object. ``opener`` is what `open_model` calls,
+    ``notify`` is told what takes long.
     """
 
     def __init__(
-        self, runtime: Runtime, tokenizer: Tokenizer | None, name: str, fingerprint: str = "", **options: Any
+        self,
+        runtime: Runtime,
+        tokenizer: Tokenizer | None,
+        name: str,
+        fingerprint: str = "",
+        opener: Opener | None = None,
+        notify: Callable[[str], None] = lambda _: None,
+        **options: Any,
     ) -> None:
         self.fingerprint = fingerprint
         self.runtime = runtime
         self.config = runtime.config
         self.tokenizer = tokenizer
         self.name = name
+        self._opener = opener
+        self.notify = notify
+        self._kept: dict[Hashable, Any] = {}
+        self._keeping = RLock()
         self._defaults: dict[str, Any] = {"draft": DEFAULT_DRAFT}
         self._kinds: dict[str, type[Drafter]] = {}  # finding one reads the metadata of all packages
         self._defaults = self._over(self._defaults, options)
@@ -149,6 +164,21 @@ class Engine:
             raise OptionError(f"{self.name} has no chat template; use generate with a plain prompt")
         return Conversation(self, system)
 
+    def open_model(self, model: str | os.PathLike[str] | None = None, **placement: Any) -> Loaded:
+        """Another model for a drafter (`Host`), loaded once and kept as long as the engine; None: its own files."""
+        if self._opener is None:
+            raise OptionError(f"{self.name} was not loaded from files, and opens no others; use selfspec.load")
+        opener, named = self._opener, None if model is None else os.fspath(model)
+        opened: Loaded = self.kept(("model", named, *sorted(placement.items())), lambda: opener(model, **placement))
+        return opened
+
+    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make()`` gave for ``key`` (`Host`): made once, and kept as long as the engine."""
+        with self._keeping:  # two threads must not make it twice
+            if key not in self._kept:
+                self._kept[key] = make()
+            return self._kept[key]
+
     def _over(self, base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """``options`` on top of those of ``base``, whose draft options belong to its own drafter."""
         merged = dict(base)
@@ -165,7 +195,7 @@ class Engine:
         if request.stops and self.tokenizer is None:
             raise OptionError("stop needs a tokenizer, and this engine has none")
         try:
-            return request, drafters.create(self._kind(options["draft"]), self.config, rest)
+            return request, drafters.create(self._kind(options["draft"]), self.config, rest, self)
         except OptionError as error:
             raise _with_request_options(error, rest) from None
 

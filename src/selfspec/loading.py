@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from selfspec.drafters.base import Loaded
 from selfspec.engine import Engine
 from selfspec.errors import OptionError, RuntimeMissingError, UnsupportedModelError
 from selfspec.model import EMBEDDED, Tokenizer, config_of, find_checkpoint
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 RUNTIMES = ("auto", "torch", "cpu")
 _TORCH_ONLY = ("dtype", "device")
 _CPU_ONLY = ("bits", "threads")
+PLACING = (*_TORCH_ONLY, *_CPU_ONLY)
 
 
 def load(
@@ -60,18 +62,40 @@ def load(
     SelfspecError
         See ``selfspec.errors``.
     """
-    placed = {name: options.pop(name, None) for name in (*_TORCH_ONLY, *_CPU_ONLY)}
+    placed = {name: options.pop(name, None) for name in PLACING}
+    told = (notify, progress)
+    if not hasattr(model, "state_dict"):
+        if tokenizer is not None:
+            raise OptionError("tokenizer is only for a model object; a checkpoint brings its own")
+        opened = _open(model, runtime, placed, told)
+    else:
+        opened = _shared(model, tokenizer, runtime, placed)
+        model = None  # its tensors are not read a second time
+
+    def opener(other: str | os.PathLike[str] | None, *, runtime: str = "auto", **placement: Any) -> Loaded:
+        if (found := model if other is None else other) is None:
+            raise OptionError("a model object has no files to open a second time; load its folder instead")
+        return _open(found, runtime, dict.fromkeys(PLACING) | placement, told)
+
+    return Engine(*opened, opener, notify, **options)
+
+
+def _shared(model: Any, tokenizer: Any, runtime: str, placed: dict[str, Any]) -> Loaded:
+    """A model object, with its own tensors."""
     given = [name for name, value in placed.items() if value is not None]
-    is_object = hasattr(model, "state_dict")
-    chosen = _choose(runtime, given, is_object)
-    if is_object:
-        if given:
-            raise OptionError(f"{given[0]} is not for a model object; convert the model itself with .to(...)")
-        own = None if tokenizer is None else Tokenizer.of(tokenizer)
-        shared = _torch().of(model, () if own is None else own.eos_token_ids)
-        return Engine(shared, own, type(model).__name__, **options)
-    if tokenizer is not None:
-        raise OptionError("tokenizer is only for a model object; a checkpoint brings its own")
+    _choose(runtime, given, True)
+    if given:
+        raise OptionError(f"{given[0]} is not for a model object; convert the model itself with .to(...)")
+    own = None if tokenizer is None else Tokenizer.of(tokenizer)
+    shared = _torch().of(model, () if own is None else own.eos_token_ids)
+    return Loaded(shared, own, type(model).__name__, "")
+
+
+def _open(model: Any, runtime: str, placed: dict[str, Any], told: tuple[Any, Any]) -> Loaded:
+    """A model that is named, ready to run; ``told`` are those of notify and progress."""
+    given = [name for name, value in placed.items() if value is not None]
+    chosen = _choose(runtime, given, False)
+    notify, _ = told
     if chosen == "cpu" and (missing := _lacking(model)):
         if runtime == "cpu" or given:
             without = f" without {' and '.join(given)}" if given else ""
@@ -81,13 +105,13 @@ def load(
         notify(f"the native core has no {missing}; running in torch")
         chosen = "torch"
     if chosen == "cpu":
-        return _load_cpu(model, placed, (notify, progress), options)
+        return _on_cpu(model, placed, told)
     checkpoint = find_checkpoint(model, notify=notify)
     made = _torch().load(checkpoint.config, checkpoint.weight_files, placed["dtype"], placed["device"] or "auto")
-    return Engine(made, checkpoint.tokenizer, checkpoint.name, checkpoint.fingerprint, **options)
+    return Loaded(made, checkpoint.tokenizer, checkpoint.name, checkpoint.fingerprint)
 
 
-def _load_cpu(model: Any, placed: dict[str, Any], told: tuple[Any, Any], options: dict[str, Any]) -> Engine:
+def _on_cpu(model: Any, placed: dict[str, Any], told: tuple[Any, Any]) -> Loaded:
     from selfspec.runtime.cpu import CpuRuntime
     from selfspec.runtime.packed import find_packed
     from selfspec.runtime.selftest import self_test
@@ -95,7 +119,7 @@ def _load_cpu(model: Any, placed: dict[str, Any], told: tuple[Any, Any], options
     self_test()
     packed = find_packed(model, placed["bits"], notify=told[0], progress=told[1])
     made = CpuRuntime(packed.config, packed.weights, placed["threads"])
-    return Engine(made, packed.tokenizer, packed.name, packed.fingerprint, **options)
+    return Loaded(made, packed.tokenizer, packed.name, packed.fingerprint)
 
 
 def _lacking(model: str | os.PathLike[str]) -> str:

@@ -34,7 +34,7 @@ class Continuation(NamedTuple):
 
 
 class SuffixAutomaton:
-    """All substrings of a text of tokens (integers from -1 to 2^31 - 1), each in one state with those that end alike.
+    """All substrings of a text of tokens (-1 to 2^31 - 1); those that end at the same places share a state.
 
     ``size`` is the number of tokens so far.
     """
@@ -67,7 +67,7 @@ class SuffixAutomaton:
         return self._others.get(state << 32 | (token + 1), ROOT) if self._newest[state] >= 0 else ROOT
 
     def continuations(self, state: int) -> Iterator[Continuation]:
-        """The tokens that followed the string of ``state``: the one seen first, then the others, newest first."""
+        """What followed the string of ``state``: the token seen first, then the others, newest first."""
         if self._token[state] == _NONE:
             return
         yield Continuation(self._token[state], self._target[state])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from selfspec.errors import OptionError
 from selfspec.types import MAX_GAMMA, require_types
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import os
+    from collections.abc import Callable, Hashable, Sequence
 
     from selfspec.context import Context, Text
+    from selfspec.model import Tokenizer
     from selfspec.model.config import ModelConfig
     from selfspec.rounds import Commit
+    from selfspec.runtime.base import Runtime
     from selfspec.types import Draft, LayerPlan
 
 
@@ -48,13 +51,49 @@ class DraftOptions:
         return self.gamma
 
 
+class Loaded(NamedTuple):
+    """A model that is ready to run."""
+
+    runtime: Runtime
+    tokenizer: Tokenizer | None
+    name: str
+    fingerprint: str
+
+
+class Host(Protocol):
+    """What a drafter may use of its engine, which is one: the target's parts, and a way to other models."""
+
+    @property
+    def runtime(self) -> Runtime:
+        """The target's."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The target's; None where prompts are token ids."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the target's checkpoint; empty for a model object."""
+
+    def notify(self, line: str) -> None:
+        """Tell the user of something that takes long."""
+
+    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make()`` gave for ``key``: made once, and kept as long as the engine. Drafters come and go."""
+
+    def open_model(self, model: str | os.PathLike[str] | None = None, **placement: Any) -> Loaded:
+        """A model, by default the target's own checkpoint, placed as `selfspec.load` would (runtime, bits, ...).
+
+        It is loaded once and kept as long as the engine. Raises as `selfspec.load`.
+        """
+
+
 class Drafter(ABC):
     """Guesses the next tokens of every text in flight.
 
-    The loop calls ``begin`` once per text after its prefill, then ``propose`` and ``observe`` in turn, then
-    ``end``. ``name`` is that of its entry point, ``Options``
-    the frozen dataclass of its options, ``summary`` its line in
-    ``selfspec drafters``.
+    The engine calls ``bind`` before any text. The loop calls ``begin`` once per text after its prefill, then
+    ``propose`` and ``observe`` in turn, then ``end``. ``name`` is that of its entry point, ``Options`` the frozen
+    dataclass of its options, ``summary`` its line in ``selfspec drafters``.
     """
 
     Options: ClassVar[type[DraftOptions]] = DraftOptions
@@ -74,6 +113,12 @@ class Drafter(ABC):
     def uses_prediction(self) -> bool:
         """Whether it drafts from `Text.prediction`; a drafter of drafters does if one of them does."""
         return False
+
+    def bind(self, host: Host) -> None:  # noqa: B027 (many have nothing to do)
+        """Take from the engine what is needed; may be called again with the same one.
+
+        Raises SelfspecError, before anything is generated, for what this engine cannot do.
+        """
 
     def begin(self, text: Text) -> None:  # noqa: B027 (many have nothing to do)
         """A text enters. All state is per text: one drafter may serve many streams at once."""

@@ -74,7 +74,7 @@ class Memory:
 
 
 def lead_of(text: Text) -> list[int]:
-    """What is indexed before a text: its prediction, after the end of the prompt, so that the answer begins with it."""
+    """What is indexed before a text: the end of its prompt and the prediction, as if that were the answer."""
     if not text.prediction:
         return []
     prompt = text.tokens[: text.prompt_length]
@@ -150,15 +150,17 @@ class LookUp(Drafter):
         for text, gamma in zip(texts, gammas, strict=True):
             memory = self._memories[text]
             memory.update(text.tokens)
-            plans = [self._plan(text, gamma, chain, lambda n, rows=rows: price(rows + n)) for chain in memory.chains()]
+            plans = [self._plan(text, gamma, chain, price, rows) for chain in memory.chains()]
             drafts.append(max(plans, key=lambda plan: plan.expected).draft())
             rows += len(drafts[-1])
         return drafts
 
-    def _plan(self, text: Text, gamma: int, chain: Iterable[Guess], price: Callable[[int], float]) -> _Plan:
-        """As much of a chain as pays, where a row beside n of this text must bring ``price(n)``."""
+    def _plan(
+        self, text: Text, gamma: int, chain: Iterable[Guess], price: Callable[[int], float], rows: int
+    ) -> _Plan:
+        """As much of a chain as pays, in a pass of ``rows`` rows so far; one beside n must bring ``price(n)``."""
         memory, comb = self._memories[text], Comb(self._look, text.room(), gamma)
-        plan, considered, rows = _Plan(comb), [], 0
+        plan, considered = _Plan(comb), list[Guess]()
         memory.considered.append(considered)
         for guess in chain if gamma else ():
             considered.append(guess)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from enum import IntEnum
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 LENGTHS = (1, 2, 3, 4, 6, 12)
 """Lengths of a match that are told apart; the last one stands for all that are longer."""
@@ -57,7 +57,7 @@ class Trust:
     SmolLM2-135M to the six tasks of Spec-Bench. Older tokens count less.
     """
 
-    RATES = {
+    RATES: ClassVar[dict[Evidence, tuple[float, ...]]] = {
         Evidence.ONLY: (0.29, 0.54, 0.68, 0.75, 0.85, 0.95),
         Evidence.ALL: (0.66, 0.78, 0.82, 0.88, 0.92, 0.97),
         Evidence.MOST: (0.35, 0.48, 0.45, 0.50, 0.60, 0.70),
