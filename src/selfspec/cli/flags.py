@@ -228,7 +228,8 @@ def draft_flags(default: str) -> list[Flag]:
     for name, drafter in _installed():
         for field in described(drafter.Options):
             section = "Drafting" if field.name in common else f"Drafting with {name}"
-            flags.setdefault(field.name, _flag(field, field.metadata["help"], section))
+            made = _flag(field, field.metadata["help"], section, multiple=field.default == ())
+            flags.setdefault(field.name, made)
     return list(flags.values())
 
 

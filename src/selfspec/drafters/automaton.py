@@ -11,26 +11,19 @@ from __future__ import annotations
 
 import sys
 from array import array
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 ROOT = 0
-NESTED = 32
+NESTED = 16
 """How many of the suffixes that stood before are counted with a token, the longest first.
 
 In ordinary text there are 2 to 4. In a text that repeats itself without end there are as many as repetitions; then
 the shorter suffixes are counted too low, which matters little beside so long a match, and a token stays cheap.
 """
 _NONE = -2  # no token; -1 is left for separators
-
-
-class Continuation(NamedTuple):
-    """A token that followed a string, and the state of the string with it."""
-
-    token: int
-    state: int
 
 
 class SuffixAutomaton:
@@ -66,16 +59,17 @@ class SuffixAutomaton:
             return self._target[state]
         return self._others.get(state << 32 | (token + 1), ROOT) if self._newest[state] >= 0 else ROOT
 
-    def continuations(self, state: int) -> Iterator[Continuation]:
-        """What followed the string of ``state``: the token seen first, then the others, newest first."""
+    def continuations(self, state: int, most: int) -> list[tuple[int, int]]:
+        """What followed the string of ``state``, as (token, state with it): the one seen first, then the newest."""
         if self._token[state] == _NONE:
-            return
-        yield Continuation(self._token[state], self._target[state])
+            return []
+        found = [(self._token[state], self._target[state])]
         edge = self._newest[state]
-        while edge >= 0:
+        while edge >= 0 and len(found) < most:
             token = self._other[edge]
-            yield Continuation(token, self._others[state << 32 | (token + 1)])
+            found.append((token, self._others[state << 32 | (token + 1)]))
             edge = self._older[edge]
+        return found
 
     def shorter(self, state: int) -> int:
         """The state of the longest suffix of the string of ``state`` that ended elsewhere too."""
@@ -112,13 +106,9 @@ class SuffixAutomaton:
             if first[state] == _NONE:
                 first[state], target[state] = token, new
             else:
-                key = state << 32 | (token + 1)
-                if newest[state] >= 0 and (found := others.get(key, ROOT)):
+                if newest[state] >= 0 and (found := others.get(state << 32 | (token + 1), ROOT)):
                     break
-                others[key] = new
-                self._other.append(token)
-                self._older.append(newest[state])
-                newest[state] = len(self._other) - 1
+                self._add_other(state, token, new)
             state = link[state]
         if state < 0:
             link[new] = ROOT
@@ -144,14 +134,10 @@ class SuffixAutomaton:
         new = self._new_state(self._length[state] + 1)
         self._count[new], self._latest[new] = self._count[found], self._latest[found]
         self._link[new] = self._link[found]
-        edges = list(self.continuations(found))
-        if edges:
-            self._token[new], self._target[new] = edges[0]
-        for other in reversed(edges[1:]):
-            self._others[new << 32 | (other.token + 1)] = other.state
-            self._other.append(other.token)
-            self._older.append(self._newest[new])
-            self._newest[new] = len(self._other) - 1
+        first, *rest = self.continuations(found, self.size) or [(_NONE, ROOT)]
+        self._token[new], self._target[new] = first
+        for other, after in reversed(rest):
+            self._add_other(new, other, after)
         while state >= 0 and self.step(state, token) == found:
             if self._token[state] == token:
                 self._target[state] = new
@@ -159,6 +145,12 @@ class SuffixAutomaton:
                 self._others[state << 32 | (token + 1)] = new
             state = self._link[state]
         return new
+
+    def _add_other(self, state: int, token: int, target: int) -> None:
+        self._others[state << 32 | (token + 1)] = target
+        self._other.append(token)
+        self._older.append(self._newest[state])
+        self._newest[state] = len(self._other) - 1
 
     def _count_suffixes(self, state: int) -> None:
         """Count what ends here, from the longest suffix that stood before."""

@@ -27,6 +27,11 @@ class Evidence(IntEnum):
     """The only place; shorter matches stood elsewhere too, and some of their places go on differently."""
     PREDICTED = 6
     """It comes from the prediction."""
+    CORPUS_ONLY = 7
+    CORPUS_ALL = 8
+    CORPUS_MOST = 9
+    CORPUS_FEW = 10
+    """The first four, of places in a corpus."""
 
 
 class Kind(NamedTuple):
@@ -64,7 +69,11 @@ class Trust:
         Evidence.FEW: (0.15, 0.20, 0.27, 0.30, 0.35, 0.40),
         Evidence.BACKED: (0.66, 0.86, 0.87, 0.93, 0.93, 0.98),
         Evidence.DOUBTED: (0.29, 0.41, 0.57, 0.61, 0.65, 0.91),
-        Evidence.PREDICTED: (0.40, 0.60, 0.75, 0.80, 0.88, 0.97),
+        Evidence.PREDICTED: (0.45, 0.60, 0.75, 0.80, 0.88, 0.95),
+        Evidence.CORPUS_ONLY: (0.25, 0.25, 0.40, 0.45, 0.65, 0.92),
+        Evidence.CORPUS_ALL: (0.45, 0.50, 0.70, 0.70, 0.90, 0.92),
+        Evidence.CORPUS_MOST: (0.20, 0.45, 0.45, 0.45, 0.60, 0.70),
+        Evidence.CORPUS_FEW: (0.15, 0.15, 0.25, 0.22, 0.25, 0.30),
     }
     WEIGHT = 8.0
     MEMORY = 0.98
