@@ -24,16 +24,18 @@ In ordinary text there are 2 to 4. In a text that repeats itself without end the
 the shorter suffixes are counted too low, which matters little beside so long a match, and a token stays cheap.
 """
 _NONE = -2  # no token; -1 is left for separators
+_INTEGER = 32  # bytes of an integer object of Python
 
 
 class SuffixAutomaton:
     """All substrings of a text of tokens (-1 to 2^31 - 1); those that end at the same places share a state.
 
-    ``size`` is the number of tokens so far.
+    ``size`` is the number of tokens so far, ``nested`` how many suffixes are counted with a token (`NESTED`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, nested: int = NESTED) -> None:
         self.size = 0
+        self._nested = nested
         self._last = ROOT  # the state of the whole text
         self._length, self._link = array("i", [0]), array("i", [-1])
         self._count, self._latest = array("i", [0]), array("i", [0])
@@ -89,10 +91,10 @@ class SuffixAutomaton:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory, the integers in the dictionary included."""
+        """Bytes of memory, all objects counted: at most 200 a token, 130 in ordinary text."""
         arrays = (self._length, self._link, self._count, self._latest, self._token, self._target, self._newest)
-        numbers = sum(sys.getsizeof(key) + sys.getsizeof(value) for key, value in self._others.items())
-        return sum(map(sys.getsizeof, (*arrays, self._other, self._older, self._others))) + numbers
+        others = 2 * _INTEGER * len(self._others)
+        return sum(map(sys.getsizeof, (*arrays, self._other, self._older, self._others))) + others
 
     def _append(self, token: int) -> None:
         first, target, link, others, newest = self._token, self._target, self._link, self._others, self._newest
@@ -154,7 +156,7 @@ class SuffixAutomaton:
 
     def _count_suffixes(self, state: int) -> None:
         """Count what ends here, from the longest suffix that stood before."""
-        for _ in range(NESTED):
+        for _ in range(self._nested):
             if state == ROOT:
                 return
             self._count[state] += 1

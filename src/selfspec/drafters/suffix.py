@@ -91,11 +91,11 @@ class _Seen(Memory):
     def _guesses(self) -> Iterator[Guess]:
         automaton = self._automaton
         state, length = automaton.match()
-        while length >= self._options.min_match:
-            if not (ranked := self._ranked(state)):  # the end of the text, or of the prediction
-                at_end = automaton.latest(state) == automaton.size
+        while state != ROOT and length >= self._options.min_match:
+            if not (ranked := self._ranked(state)):
+                is_end = not automaton.continuations(state, 1)  # of the text: the draft repeats itself
                 state = automaton.shorter(state)
-                length = length if at_end else automaton.length(state)
+                length = length if is_end else automaton.length(state)  # else of the prediction
                 continue
             (_, latest, token, following), *rest = ranked
             is_predicted = latest <= self._lead
