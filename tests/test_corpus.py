@@ -205,6 +205,13 @@ def test_what_cannot_be_a_corpus(home, tmp_path, tokenizer, name, content, words
     assert not home.exists() or not [entry for entry in home.iterdir() if entry.is_dir()]
 
 
+def test_a_corpus_of_one_token(home, tmp_path, tokenizer):
+    """Guards the smallest index, which has no places."""
+    (tmp_path / "a.txt").write_text("a")
+    corpus = opened([tmp_path / "a.txt"], tokenizer)
+    assert (len(corpus), corpus.find(corpus.tokens.tolist()[:1])) == (2, (0, []))
+
+
 def test_more_that_cannot_be_a_corpus(home, tmp_path, tokenizer, monkeypatch):
     """Guards arrays of another shape, text without a tokenizer, and a cache that cannot be written."""
     np.save(tmp_path / "flat.npy", np.zeros((2, 2), dtype=np.int64))

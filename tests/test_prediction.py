@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 import selfspec
@@ -71,6 +72,7 @@ def test_each_text_of_a_batch_has_its_own(engine, plain):
         ({"prediction": [1, -2]}, "prediction has -2"),
         ({"prediction": [1, 4000]}, "prediction has token 4000; this model's tokens are 0 to"),
         ({"prediction": {"type": "content"}}, "prediction is a dict"),
+        ({"prediction": np.zeros(0, dtype=np.int64)}, "prediction is empty"),
     ],
 )
 def test_what_is_refused(engine, options, words):
@@ -85,7 +87,7 @@ def test_a_text_needs_a_tokenizer(engine):
     bare = selfspec.Engine(engine.runtime, None, "bare", draft="suffix")
     with pytest.raises(OptionError, match="prediction is a text, but there is no tokenizer"):
         bare.generate([1, 2], prediction="yes")
-    assert bare.generate([1, 2], prediction=[5, 6], max_new_tokens=3).token_ids
+    assert bare.generate([1, 2], prediction=np.array([5, 6]), max_new_tokens=3).token_ids
 
 
 def test_the_command_line(tiny, plain, tmp_path):

@@ -50,7 +50,7 @@ def open_corpus(
             for text in _texts(path, tokenizer, vocab_size):
                 tokens.extend(text)
                 tokens.append(vocab_size)
-        if len(tokens) < 2 or set(tokens) == {vocab_size}:
+        if tokens.count(vocab_size) == len(tokens):
             raise OptionError(f"the corpus {_named(files)} has no text; name files that have some")
         notify(f"the corpus has {len(tokens):,} tokens; sorting them")
         save(np.frombuffer(tokens, dtype=np.uint32), vocab_size, folder)

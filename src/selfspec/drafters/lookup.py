@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -45,7 +45,7 @@ class Guess(NamedTuple):
     is_predicted: bool = False
 
 
-class Memory:
+class Memory(ABC):
     """What is kept for one text: its acceptance rates, and what was considered in this round.
 
     A subclass indexes the text, and gives one chain of guesses or more, of which the best is drafted.
@@ -55,13 +55,13 @@ class Memory:
         self.trust = Trust()
         self.considered: list[list[Guess]] = []  # the last one of a chain may not be drafted
 
+    @abstractmethod
     def update(self, tokens: Sequence[int]) -> None:
         """Index what is new of a text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def chains(self) -> Iterable[Iterable[Guess]]:
         """What may follow, by source; a guess stands only if those before it in its chain do."""
-        raise NotImplementedError
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare what was considered with the ``tokens`` that came: also a token that was not drafted teaches."""

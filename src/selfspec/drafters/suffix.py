@@ -147,13 +147,10 @@ class Suffix(LookUp):
 
     def bind(self, host: Host) -> None:
         """Open the corpus; its index is made once, and mapped once for an engine."""
-        files = self._settings.corpus
-        if not files or self._corpus is not None:
-            return
-        vocab_size = self.config.vocab_size
-        self._corpus = host.kept(
-            ("corpus", files), lambda: open_corpus(files, host.tokenizer, vocab_size, host.notify)
-        )
+        files, size = self._settings.corpus, self.config.vocab_size
+        if files:
+            key = ("corpus", files)
+            self._corpus = host.kept(key, lambda: open_corpus(files, host.tokenizer, size, host.notify))
 
     def memory(self, text: Text) -> Memory:
         """An automaton, and the corpus."""
