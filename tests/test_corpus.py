@@ -147,6 +147,14 @@ def test_an_index_is_made_once_and_anew_when_anything_changes(home, tmp_path, to
     assert len({entry.name for entry in home.iterdir() if entry.is_dir()}) == 2
 
 
+def test_another_tokenizer_has_another_index(home, tmp_path, tokenizer):
+    """Guards the key: token ids of another vocabulary would be nonsense; so would another chat template."""
+    (tmp_path / "a.txt").write_text("abc abc")
+    opened([tmp_path / "a.txt"], tokenizer)
+    opened([tmp_path / "a.txt"], Tokenizer(tokenizer._backend))
+    assert len([entry for entry in home.iterdir() if entry.is_dir()]) == 2
+
+
 def test_a_damaged_index_is_made_anew_and_it_is_said(home, tmp_path, tokenizer):
     """Guards against drafts from a torn file, and against a crash."""
     (tmp_path / "a.txt").write_text("hello hello")
