@@ -39,7 +39,8 @@ _REQUEST_FIELDS = frozenset(f.name for f in fields(Request))
 class Engine:
     """A loaded model. Generations share the weights; each has its own cache, so streams may interleave.
 
-    ``fingerprint`` tells checkpoints apart; it is empty for a model object. ``opener`` is what `open_model` calls.
+    ``fingerprint`` tells checkpoints apart; it is empty for a model object. ``opener`` is what `open_model` calls,
+    ``notify`` is told what takes long.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Engine:
         name: str,
         fingerprint: str = "",
         opener: Opener | None = None,
+        notify: Callable[[str], None] = lambda _: None,
         **options: Any,
     ) -> None:
         self.fingerprint = fingerprint
@@ -57,6 +59,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.name = name
         self._opener = opener
+        self.notify = notify
         self._kept: dict[Hashable, Any] = {}
         self._keeping = RLock()
         self._defaults: dict[str, Any] = {"draft": DEFAULT_DRAFT}

@@ -76,7 +76,7 @@ def load(
             raise OptionError("a model object has no files to open a second time; load its folder instead")
         return _open(found, runtime, dict.fromkeys(PLACING) | placement, told)
 
-    return Engine(*opened, opener, **options)
+    return Engine(*opened, opener, notify, **options)
 
 
 def _shared(model: Any, tokenizer: Any, runtime: str, placed: dict[str, Any]) -> Loaded:

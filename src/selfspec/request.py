@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from selfspec.errors import OptionError
 from selfspec.model.textstream import check_stop
 from selfspec.rounds import Stats
-from selfspec.settings import listed
+from selfspec.settings import listed, token_ids
 from selfspec.types import FinishReason, Processor, Sampling, require_types
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class Request:
     ``chat`` None wraps a text prompt in the model's chat template if it has one. ``seed`` None draws one.
     ``coupled`` makes a sampled text the same, token for token, with and without a draft (see `Sampling`).
     ``ignore_eos`` goes on past end-of-text tokens. ``draft`` None uses the drafter that the engine was loaded
-    with.
+    with. ``prediction`` is text, or token ids, that the answer is expected to hold, such as the file that it is to
+    change: drafters that copy draft from it, and nothing else sees it.
 
     What shapes the probabilities, and in which order, is described by `Sampling`; the names are those of
     transformers, OpenAI and vLLM. Here a ``bad_words`` entry may also be a text, which is banned with and
@@ -59,6 +60,7 @@ class Request:
     forced_tokens: Mapping[int, int] | Sequence[tuple[int, int]] = Sampling.forced_tokens
     forced_eos_token_id: int | None = None
     draft: str | Drafter | None = None
+    prediction: str | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -73,12 +75,37 @@ class Request:
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or a positive integer")
         check_stop(self.stops)
+        self._check_prediction()
         self._sampling(bad_words=[word for word in self._words if not isinstance(word, str)])  # checks the values
 
     @property
     def stops(self) -> Sequence[str]:
         """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) or not isinstance(self.stop, Sequence) else self.stop
+
+    def _check_prediction(self) -> None:
+        if self.prediction is None:
+            return
+        if isinstance(self.prediction, bytes | Mapping) or not isinstance(self.prediction, Collection):
+            raise OptionError(f"prediction is a {type(self.prediction).__name__}; it must be text or token ids")
+        if len(self.prediction) == 0:
+            raise OptionError("prediction is empty; give the expected text, or leave it out")
+
+    def predicted(self, config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+        """The tokens of the prediction. Raises OptionError where they are not of this model's vocabulary."""
+        if self.prediction is None:
+            return ()
+        if not isinstance(self.prediction, str):
+            ids = token_ids("prediction", self.prediction)
+        elif tokenizer is None:
+            raise OptionError("prediction is a text, but there is no tokenizer; give its token ids")
+        else:
+            ids = tuple(tokenizer.encode(self.prediction, add_special_tokens=False))
+        if wrong := [token for token in ids if token >= config.vocab_size]:
+            raise OptionError(
+                f"prediction has token {wrong[0]}; this model's tokens are 0 to {config.vocab_size - 1}"
+            )
+        return ids
 
     def limit(self, config: ModelConfig, prompt_length: int) -> int:
         """The most tokens that the text may have, prompt included."""
@@ -181,6 +208,8 @@ class Completion:
             "accepted": stats.accepted,
             "acceptance_rate": stats.acceptance_rate,
             "mean_accepted_length": stats.mean_accepted_length,
+            "accepted_prediction_tokens": stats.accepted_prediction_tokens,
+            "rejected_prediction_tokens": stats.rejected_prediction_tokens,
             "drafted_per_position": stats.drafted_per_position,
             "accepted_per_position": stats.accepted_per_position,
             "tokens_per_second": stats.tokens_per_second,

@@ -13,7 +13,8 @@ FIELDS = [
     "accepted_per_position", "tokens_per_second", "decode_tokens_per_second", "ttft_seconds", "seconds",
     "draft_seconds", "draft_row_layers", "verify_row_layers", "prefill_row_layers", "model",
     "runtime", "runs_on", "precision", "draft", "plan", "gamma",
-    "seed", "kv_bytes", "buffers", "draft_weight_bytes", "draft_kv_bytes",
+    "seed", "kv_bytes", "buffers", "draft_weight_bytes", "draft_kv_bytes", "accepted_prediction_tokens",
+    "rejected_prediction_tokens",
 ]
 # fmt: on
 LONG = ["--max-new-tokens", "24", "--ignore-eos"]

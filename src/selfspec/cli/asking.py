@@ -106,10 +106,24 @@ def _from_openai(fields: Mapping[str, Any], models: Collection[str]) -> dict[str
         body.setdefault("chat", False)  # a completion continues the text itself
     if (model := body.pop("model", None)) is not None and model not in models:
         raise OptionError(f"model is {model!r}, but this run has {min(models)}; leave it out, or run that one")
+    if isinstance(body.get("prediction"), Mapping):
+        body["prediction"] = _predicted(body["prediction"])
     for name, only in _ONLY.items():
         if body.pop(name, only) not in (only, None):
             raise OptionError(f"{name} is {fields['body'][name]!r}; it must be {json.dumps(only)}")
     return _with_length(body)
+
+
+def _predicted(prediction: Mapping[str, Any]) -> str:
+    """The text of OpenAI's predicted output."""
+    content = prediction.get("content")
+    if isinstance(content, list) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" for part in content
+    ):
+        content = "".join(str(part.get("text", "")) for part in content)
+    if set(prediction) != {"type", "content"} or prediction["type"] != "content" or not isinstance(content, str):
+        raise OptionError('prediction must be a text, or {"type": "content", "content": TEXT}')
+    return content
 
 
 def _with_length(body: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from selfspec.cli.reading import decoded, read_file
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ def _bias(value: str) -> tuple[int, float]:
         return int(token), float(bias)
     except ValueError:
         raise OptionError(f"--logit-bias is {value!r}; it must be ID=BIAS, such as 11=-100") from None
+
+
+def _prediction(value: str) -> str:
+    """The text itself, or that of a file."""
+    if not value.startswith("@"):
+        return value
+    return decoded(read_file(value[1:], "the prediction"), f"the prediction {value[1:]!r}")
 
 
 # field -> its flag, metavar, type and help; each may be given several times
@@ -200,6 +208,13 @@ def _request_flags() -> list[Flag]:
     return [
         *(_flag(by_name[name], text, "Text", multiple=name == "stop") for name, text in _REQUEST_HELP.items()),
         *(_repeated(name, *declared) for name, declared in _REPEATED.items()),
+        Flag(
+            "--prediction",
+            metavar="TEXT|@FILE",
+            type=_prediction,
+            section="Text",
+            help="Text that the answer is expected to hold, such as a file to change; look-up copies from it.",
+        ),
     ]
 
 
@@ -230,7 +245,8 @@ def draft_flags(default: str) -> list[Flag]:
     for name, drafter in _installed():
         for field in described(drafter.Options):
             section = "Drafting" if field.name in common else f"Drafting with {name}"
-            flags.setdefault(field.name, _flag(field, field.metadata["help"], section))
+            made = _flag(field, field.metadata["help"], section, multiple=field.default == ())
+            flags.setdefault(field.name, made)
     return list(flags.values())
 
 

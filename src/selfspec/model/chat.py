@@ -21,13 +21,15 @@ Message: TypeAlias = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """One chat template; ``variables`` are the strings of the special tokens (``bos_token`` and so on).
+    """One chat template.
+
+    ``source`` is in Jinja, ``variables`` are the strings of the special tokens (``bos_token`` and so on).
 
     It is compiled on first use, so that a model with a broken template still completes plain prompts.
     """
 
     def __init__(self, source: str, variables: Mapping[str, object]) -> None:
-        self._source = source
+        self.source = source
         self._variables = dict(variables)
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
@@ -43,7 +45,7 @@ class ChatTemplate:
         try:
             text = (
                 _environment()
-                .from_string(self._source)
+                .from_string(self.source)
                 .render(
                     messages=[dict(message) for message in messages],
                     add_generation_prompt=add_generation_prompt,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from functools import cached_property
@@ -111,6 +112,14 @@ class Tokenizer:
         return self._template is not None
 
     @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of all that decides which tokens a text or a conversation becomes."""
+        whole = hashlib.sha256(self._backend.to_str().encode())
+        if self._template is not None:
+            whole.update(self._template.source.encode())
+        return whole.hexdigest()
+
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """Tokens that are not text: ``decode`` skips them."""
         added: Mapping[int, AddedToken] = self._backend.get_added_tokens_decoder()
@@ -143,6 +152,17 @@ class Tokenizer:
             raise PromptError(
                 "the text has bytes that are not valid UTF-8 (lone surrogates); check the locale of the terminal"
             ) from error
+        return self._limited(ids)
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of many texts, on all cores, without what is added around a text. Raises as ``encode``."""
+        try:
+            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise PromptError("a text is not valid Unicode (lone surrogates)") from error
+        return [self._limited(encoding.ids) for encoding in found]
+
+    def _limited(self, ids: list[int]) -> list[int]:
         if self._limit is not None and ids and max(ids) >= self._limit:
             raise PromptError(
                 f"the text has the token {self.piece(max(ids))!r} with id {max(ids)}, but this model has "
