@@ -69,6 +69,8 @@ def load(
             raise OptionError(f"{given[0]} is not for a model object; convert the model itself with .to(...)")
         own = None if tokenizer is None else Tokenizer.of(tokenizer)
         shared = _torch().of(model, () if own is None else own.eos_token_ids)
+        if own is not None:
+            own.limit = shared.config.vocab_size
         return Engine(shared, own, type(model).__name__, **options)
     if tokenizer is not None:
         raise OptionError("tokenizer is only for a model object; a checkpoint brings its own")
