@@ -31,16 +31,19 @@ EMOJI = (
     "😀", "👩‍👩‍👧‍👦", "👍🏽", "🏳️‍🌈", "🇪🇹🇯🇵", "1️⃣", "❤️", "🧑🏿‍🚀", "‍", "\ufe0e", "🫠", "👁️‍🗨️",
 )  # fmt: skip
 CODE = (
-    "def f(x):\n    return x[1:] + '12'\n", "if (a != b) { c += 1; }\n", "<div class=\"a\">&amp;</div>",
-    "SELECT * FROM t WHERE x='it''s';", "\\frac{1}{2}^{n+1}", "a\\nb\\u00e9", "{\"k\": [1, 2.5e-3, null]}", "#!/bin/sh\n\techo \"$1\"",
-    "don't I'LL we've", "http://a.b/c?d=e&f=%20", "x\x00y\x07\x1b[0m",
+    "def f(x):\n    return x[1:] + '12'\n", "if (a != b) { c += 1; }\n", '<div class="a">&amp;</div>',
+    "SELECT * FROM t WHERE x='it''s';", "\\frac{1}{2}^{n+1}", "a\\nb\\u00e9", '{"k": [1, 2.5e-3, null]}',
+    '#!/bin/sh\n\techo "$1"', "don't I'LL we've", "http://a.b/c?d=e&f=%20", "x\x00y\x07\x1b[0m",
 )  # fmt: skip
 LOOKALIKES = (
-    "<s>", "</s>", "<unk>", "<pad>", "[PAD]", "<bos>", "<|im_start|>", "<|im_end|>", "<|im_end", "|>", "<|endoftext|>",
-    "<|extra|>", "<tool>", "</tool>", "<0x41>", "<0xFF>", "▁", "▁▁a", "Ġ", "Ċ", "Ġthe", "##ing", "[INST]", "<mask>",
-    "< s >", "<S>", "<|IM_END|>",
+    "<s>", "</s>", "<unk>", "<pad>", "[PAD]", "<bos>", "<|im_start|>", "<|im_end|>", "<|im_end", "|>",
+    "<|endoftext|>", "<|extra|>", "<tool>", "</tool>", "<0x41>", "<0xFF>", "▁", "▁▁a", "Ġ", "Ċ", "Ġthe", "##ing",
+    "[INST]", "<mask>", "< s >", "<S>", "<|IM_END|>",
 )  # fmt: skip
-WORDS = "the quick brown fox jumps over a lazy dog naïve Straße İstanbul ﬁne Ångström ǆ e\u0301te".split()
+WORDS = (
+    "the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "naïve", "Straße", "İstanbul", "ﬁne",
+    "Ångström", "ǆ", "e\u0301te",
+)  # fmt: skip
 
 
 @cache

@@ -1,13 +1,16 @@
-"""Chat templates against transformers' own ``apply_chat_template``: the same text, or a refusal where it fails."""
+"""Chat templates against transformers' own ``apply_chat_template``: the same text, or a refusal where it fails.
+
+The templates are small ones of our own, in the manners of those that models come with.
+"""
 
 from __future__ import annotations
 
 import json
 from enum import Enum
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from chat_templates import TEMPLATES
 from tiny_models import save_tokenizer
 
 from selfspec.errors import OptionError, PromptError
@@ -15,6 +18,16 @@ from selfspec.model import Tokenizer
 from selfspec.model.chat import TemplateInputs
 from selfspec.model.tools import schemas_of
 
+FOLDER = Path(__file__).parent / "templates"
+
+
+def read_templates(folder):
+    """Template by name; several of one model by theirs."""
+    found = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jinja"))}
+    return found | {path.name: read_templates(path) for path in folder.iterdir() if path.is_dir()}
+
+
+TEMPLATES = read_templates(FOLDER)
 WEATHER = {
     "type": "function",
     "function": {
@@ -32,14 +45,18 @@ WEATHER = {
         },
     },
 }  # fmt: skip
-USER = {"role": "user", "content": " Is it <hot> & \"dry\" in 東京? é😀\n"}
+USER = {"role": "user", "content": ' Is it <hot> & "dry" in 東京? é😀\n'}
 SYSTEM = {"role": "system", "content": "Be brief. /no_think"}
 ANSWER = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nYes. "}
 CALL = {
     "role": "assistant",
     "content": None,
     "tool_calls": [
-        {"id": "123456789", "type": "function", "function": {"name": "weather", "arguments": {"place": "東京", "n": 1}}}
+        {
+            "id": "123456789",
+            "type": "function",
+            "function": {"name": "weather", "arguments": {"place": "東京", "n": 1}},
+        }
     ],
 }
 RESULT = {"role": "tool", "tool_call_id": "123456789", "name": "weather", "content": "31 °C <dry>"}
@@ -59,7 +76,7 @@ CHATS = {
 }
 EXTRAS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "tools": {"tools": [WEATHER, {"name": "bare", "description": "d", "parameters": {"properties": {}, "required": []}}]},
+    "tools": {"tools": [WEATHER, {"name": "bare", "description": "d", "parameters": {"properties": {}}}]},
     "one tool": {"tools": [WEATHER]},
     "no thinking": {"chat_options": {"enable_thinking": False}},
     "effort": {"chat_options": {"reasoning_effort": "high", "builtin_tools": ["browser"]}},
@@ -107,8 +124,7 @@ def theirs(tokenizer, messages, prompt, extra, goes_on=False):
 def ours(tokenizer, messages, prompt, extra, goes_on=False):
     try:
         return tokenizer.render(messages, prompt, TemplateInputs(**extra, continue_final_message=goes_on))
-    except PromptError as error:
-        assert "\n" not in str(error)
+    except PromptError:
         return REFUSED
 
 
@@ -141,7 +157,12 @@ def test_prompts_equal_transformers(both, name):
 def test_the_last_message_goes_on_as_in_transformers(both, name):
     """An answer that was begun for the model ended in an end-of-turn token, and the model began anew."""
     mine, other = both[name]
-    ends = [ANSWER, {**ANSWER, "content": "Yes, and "}, {**ANSWER, "content": "No"}, {"role": "user", "content": "So"}]
+    ends = [
+        ANSWER,
+        {**ANSWER, "content": "Yes, and "},
+        {**ANSWER, "content": "No"},
+        {"role": "user", "content": "So"},
+    ]
     found = set()
     for end in ends:
         text = ours(mine, [USER, end], False, {}, goes_on=True)
@@ -161,21 +182,21 @@ def test_tokens_equal_transformers(both, name):
 
 def test_what_the_template_does_not_take_is_refused(both, refused):
     """Tools that a template leaves out vanish silently in transformers, and the model never calls any."""
-    for name in ("gemma", "phi 3", "smollm2"):
+    for name in ("gemma", "phi_3", "smollm2"):
         with refused(PromptError, "no tools", "leave tools out"):
             both[name][0].render([USER], True, TemplateInputs(tools=[WEATHER]))
     with refused(PromptError, "no documents"):
-        both["qwen 3"][0].render([USER], True, TemplateInputs(documents=[{"title": "T"}]))
+        both["qwen_3"][0].render([USER], True, TemplateInputs(documents=[{"title": "T"}]))
     with refused(OptionError, "'enable_think'", "enable_thinking"):
-        both["qwen 3"][0].render([USER], True, TemplateInputs(chat_options={"enable_think": False}))
+        both["qwen_3"][0].render([USER], True, TemplateInputs(chat_options={"enable_think": False}))
     with refused(OptionError, "'messages'"):
-        both["qwen 3"][0].render([USER], True, TemplateInputs(chat_options={"messages": []}))
+        both["qwen_3"][0].render([USER], True, TemplateInputs(chat_options={"messages": []}))
     with refused(PromptError, "parts", "one text"):
         both["granite"][0].render(CHATS["parts"])
     with refused(OptionError, "'tool'", "default, tool_use, rag"):
-        both["command r"][0].render([USER], True, TemplateInputs(chat_template="tool"))
+        both["command_r"][0].render([USER], True, TemplateInputs(chat_template="tool"))
     with refused(OptionError, "continue_final_message"):
-        both["qwen 3"][0].render([USER], True, TemplateInputs(continue_final_message=True))
+        both["qwen_3"][0].render([USER], True, TemplateInputs(continue_final_message=True))
     with refused(PromptError, "leaves out the last message"):
         both["smollm3"][0].render([USER, SYSTEM], False, TemplateInputs(continue_final_message=True))
 
@@ -183,7 +204,7 @@ def test_what_the_template_does_not_take_is_refused(both, refused):
 def test_a_template_of_ones_own(both):
     """A template may be given as text."""
     own = TemplateInputs(chat_template="{{ messages[0].role }}!")
-    assert both["phi 3"][0].render([USER], True, own) == "user!"
+    assert both["phi_3"][0].render([USER], True, own) == "user!"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +231,9 @@ class Unit(Enum):
     KELVIN = 1
 
 
-def forecast(place: str, days: int = 3, unit: Unit | None = None, *, wet: bool | None = None) -> list[dict[str, float]]:
+def forecast(
+    place: str, days: int = 3, unit: Unit | None = None, *, wet: bool | None = None
+) -> list[dict[str, float]]:
     """
     Say what the weather will be.
 
@@ -229,7 +252,14 @@ def forecast(place: str, days: int = 3, unit: Unit | None = None, *, wet: bool |
 
 
 def mixed(
-    a: list[str], b: dict[str, int], c: tuple[int, str], d: Literal["x", 2], e: int | str, f: Any, g: list, h: list[int] | str
+    a: list[str],
+    b: dict[str, int],
+    c: tuple[int, str],
+    d: Literal["x", 2],
+    e: int | str,
+    f: Any,
+    g: list,
+    h: list[int] | str,
 ) -> object:
     """Takes all kinds.
 

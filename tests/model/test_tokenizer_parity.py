@@ -29,11 +29,11 @@ def streamed(tokenizer, ids):
 
 
 def differing(ours, theirs, strings):
-    """The strings that are encoded or decoded otherwise."""
+    """The strings that are encoded or decoded otherwise; some of them without special tokens, too."""
     found = []
-    for whole in (True, False):
-        wanted = theirs(list(strings), add_special_tokens=whole)["input_ids"]
-        for text, want in zip(strings, wanted, strict=True):
+    for whole, some in ((True, strings), (False, strings[::8])):
+        wanted = theirs(list(some), add_special_tokens=whole)["input_ids"]
+        for text, want in zip(some, wanted, strict=True):
             is_same = ours.encode(text, add_special_tokens=whole) == want
             if not is_same or ours.decode(want, whole) != theirs.decode(want, skip_special_tokens=whole):
                 found.append(text)
@@ -72,11 +72,13 @@ def test_the_pipeline_of_the_class_is_needed(name, tmp_path, monkeypatch):
     assert differing(Tokenizer.from_folder(folder), reference(folder), FEW)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen2", "llama2", "mistral", "gemma", "unigram", "unigram_bytes"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama3", "qwen2", "llama2", "mistral", "gemma", "unigram", "unigram_bytes"]
+)
 def test_streams_equal_the_whole(name):
     """Guards streaming: the pieces together are what transformers decodes, and no piece has half a character."""
     theirs, ours = backend_of(name), Tokenizer(backend_of(name))
-    for text in texts()[::2]:
+    for text in texts()[::4]:
         ids = ours.encode(text)
         writer = TextStream(ours)
         pieces = [*map(writer.push, ids), writer.finish()]
@@ -94,11 +96,12 @@ def test_word_pieces_are_refused(refused):
 
 
 @pytest.mark.parametrize(
-    ("name", "bos"), [("llama 3", 1), ("llama 3, no bos asked", 1), ("gemma", 1), ("opt", 0), ("qwen 2", 0), ("gpt_neox", 0)]
+    ("name", "bos"),
+    [("llama 3", 1), ("llama 3, no bos asked", 1), ("gemma", 1), ("opt", 0), ("qwen 2", 0), ("gpt_neox", 0)],
 )
 @pytest.mark.parametrize("writes", [True, False])
 def test_one_bos_at_most(name, bos, writes, tmp_path):
-    """Guards prompts that begin as in training: with the BOS of the tokenizer or of the template, never with two."""
+    """Guards prompts that begin as in training: with the BOS of tokenizer or template, never with two."""
     folder = write_folder(tmp_path, name)
     (folder / "chat_template.jinja").write_text(
         ("{{ bos_token }}" if writes else "") + "{{ messages[0].content }}", encoding="utf-8"

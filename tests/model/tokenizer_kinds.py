@@ -1,4 +1,4 @@
-"""Tokenizers of every kind that decoders have, trained on the spot, and folders as transformers 4 and 5 save them."""
+"""Tokenizers of every kind that decoders have, trained on the spot, and their folders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from functools import cache
 
 from all_scripts import CODE, EMOJI, WORDS, texts
 from tokenizers import (
-    AddedToken,
     Regex,
     Tokenizer,
     decoders,
@@ -19,14 +18,18 @@ from tokenizers import (
 )
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SIZE = 700
+SCRIPTS = texts()[::5]
 
 
 WORDY = [f"{word} the {code}" for word in WORDS for code in (*CODE, *EMOJI)]  # often enough to be merged
 
 
-def _trained(model, trainer, pre_tokenizer, normalizer=None, scripts=texts()[::5]):
+def _trained(model, trainer, pre_tokenizer, normalizer=None, scripts=SCRIPTS):
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizer
     if normalizer is not None:
@@ -201,7 +204,9 @@ FOLDERS = {
         {"special_tokens_map.json": {"bos_token": _flags("<|begin|>"), "eos_token": "<|im_end|>"}},
     ),
     "llama 3, declared as llama": ("llama3", "LlamaTokenizerFast", "llama", {"bos_token": "<|begin|>"}, {}),
-    "llama 3, no bos asked": ("llama3", "TokenizersBackend", "llama", {"bos_token": "<|begin|>", "add_bos_token": False}, {}),
+    "llama 3, no bos asked": (
+        "llama3", "TokenizersBackend", "llama", {"bos_token": "<|begin|>", "add_bos_token": False}, {},
+    ),
     "qwen 2": (
         "qwen2",
         "Qwen2Tokenizer",
@@ -248,11 +253,13 @@ FOLDERS = {
         "gemma",
         "GemmaTokenizer",
         "gemma2",
-        {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>", "add_bos_token": True},
+        {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "add_bos_token": True},
         {"special_tokens_map.json": {"bos_token": _flags("<bos>"), "eos_token": _flags("<eos>")}},
     ),
     "unigram": ("unigram", "PreTrainedTokenizerFast", None, SP, {}),
-    "unigram, bytes": ("unigram_bytes", "PreTrainedTokenizerFast", None, SP | {"extra_special_tokens": ["<|extra|>"]}, {}),
+    "unigram, bytes": (
+        "unigram_bytes", "PreTrainedTokenizerFast", None, SP | {"extra_special_tokens": ["<|extra|>"]}, {},
+    ),
     "added later": (
         "gpt2",
         "PreTrainedTokenizerFast",

@@ -119,7 +119,7 @@ def _from_openai(fields: Mapping[str, Any], models: Collection[str]) -> dict[str
 
 
 def _with_arguments(message: Any) -> Any:
-    """A message whose tool calls have their arguments as objects, as chat templates take them, not as JSON texts."""
+    """A message with the arguments of its tool calls as objects, as templates take them, not as JSON texts."""
     if not isinstance(message, Mapping) or not isinstance(message.get("tool_calls"), list):
         return message
     return {**message, "tool_calls": [_call(call) for call in message["tool_calls"]]}

@@ -31,9 +31,9 @@ class TemplateInputs:
     """What a chat template may be given beside the messages, in the words of transformers' ``apply_chat_template``.
 
     ``tools`` are JSON schemas, or functions with type hints and a docstring; ``documents`` mappings;
-    ``chat_template`` is the name of one of the model's templates, or a template; ``chat_options`` are variables that
-    the template reads (``enable_thinking``). With ``continue_final_message`` the prompt ends in the last message,
-    which the answer goes on with.
+    ``chat_template`` names one of the model's templates, or is one; ``chat_options`` are variables
+    that the template reads (``enable_thinking``). With ``continue_final_message`` the prompt ends in the last
+    message, which the answer goes on with.
     """
 
     tools: Sequence[Tool] | None = None
@@ -64,7 +64,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
-        inputs: TemplateInputs = TemplateInputs(),  # noqa: B008 - frozen
+        inputs: TemplateInputs = TemplateInputs(),
     ) -> str:
         """The conversation as the model saw it in training.
 

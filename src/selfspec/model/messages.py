@@ -18,8 +18,8 @@ _RESULTS = ("tool", "ipython", "function")  # roles whose content may be the res
 def check_messages(messages: Sequence[Message]) -> None:
     """Refuse what is not a non-empty list of messages: mappings with a ``role`` and a ``content``.
 
-    The content is a text, or a list of parts ``{"type": "text", "text": ...}``. A message with ``tool_calls`` or with
-    reasoning may go without, and that of a tool may be any JSON value.
+    The content is a text, or a list of parts ``{"type": "text", "text": ...}``. A message with ``tool_calls`` or
+    with reasoning may go without, and that of a tool may be any JSON value.
 
     Raises
     ------
