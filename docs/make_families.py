@@ -15,14 +15,14 @@ INTRO = """# Families
 
 Made from the data in `src/selfspec/model/families` by `make docs`. A checkpoint of another architecture, or with an option that is not covered, is refused before anything is read, with a line that names what is supported.
 
-Facts are those of a `config.json` that leaves out what it may (12 layers here); a checkpoint's own come first. *Windows*: how many positions a layer sees, and in how many of the layers; "off" can be switched on. *cpu* is the native core: a checkpoint whose own facts need what the core does not have runs in torch, and a line says why. Every family is compared with transformers in float64 (`tests/test_families_parity.py`): logits of a prefill, of passes of one and of many rows past the window, and of a ragged batch, within 1e-8; greedy texts with `generate`; early exits, a gapped plan, chains and trees with the oracle. *Tested* lists the variants that are built for it, the plain one first.
+Facts are those of a `config.json` that leaves out what it may (12 layers here); a checkpoint's own come first. *Windows*: how many positions a layer sees, and in how many of the layers; "off" can be switched on. *cpu* is the native core: a checkpoint whose own facts need what the core does not have runs in torch, and a line says why. Every family is compared with transformers in float64 (`tests/test_families_parity.py`): logits of a prefill, of passes of one and of many rows past the window, and of a ragged batch, within 1e-8; greedy texts with `generate`; early exits, a gapped plan, chains and trees with the oracle. The suite passes with the two newest minor releases of transformers, 5.24 and 5.23 (`make check-transformers VERSION=5.23`). *Tested* lists the variants that are built for it, the plain one first.
 
 | family | architecture | layers | windows | experts | runtimes | tested |
 |---|---|---|---|---|---|---|
 """
 NOTES = """
 - All families: rope types `default`, `linear`, `llama3`, `yarn`, `longrope` (`dynamic` is refused: its keys change with the length of the text). `longrope` (Phi-3, Phi-4-mini): texts up to the original context, since past it transformers turns all positions anew.
-- Windows: the cache of a layer with a window is a ring of window + 1,089 cells, the most rows of a verification. A conversation that goes back behind the ring is read anew.
+- Windows: the cache of a layer with a window is a ring of window + 1,089 cells: γmax in rows, those of the widest comb (γ 64, 16 siblings). It holds a chunk of the prefill (512 rows) too, which smaller rings would cut into more passes. A conversation that goes back behind the ring is read anew.
 - Mixtures: only the experts that some row has are read; `LayerPlan.experts` overrides how many a row has. Weights as checkpoints have them (one tensor for each expert, or joint) and as transformers' modules do.
 - GGUF files: Llama only. Quantised checkpoints (`quantization_config`, MXFP4 of GPT-OSS too) are refused.
 - Not covered: ALiBi (old Falcon), `qk_layernorm` of StableLM, OPT-350m (norms after the residual), `clip_qkv` of OLMoE.

@@ -10,7 +10,8 @@ from selfspec.errors import OptionError, PromptError
 from selfspec.model.chat import TemplateInputs
 
 TEMPLATE = (
-    "{% for t in tools or [] %}[{{ t | tojson }}]{% endfor %}{% for d in documents or [] %}({{ d.title }}){% endfor %}"
+    "{% for t in tools or [] %}[{{ t | tojson }}]{% endfor %}"
+    "{% for d in documents or [] %}({{ d.title }}){% endfor %}"
     "{% if quick is defined %}quick={{ quick }};{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}"
     "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}"

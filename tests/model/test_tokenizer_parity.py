@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from selfspec.errors import PromptError, UnsupportedModelError
 from selfspec.model import TextStream, Tokenizer, tokenizer_files
+from selfspec.model.cache import MANIFEST
 
 OWN_PIPELINE = ("gpt2 with a space", "smollm", "gpt_neox", "llama 2", "llama 2, legacy", "llama 2, no space")
 FEW = texts()[::8]
@@ -70,6 +71,15 @@ def test_the_pipeline_of_the_class_is_needed(name, tmp_path, monkeypatch):
     folder = write_folder(tmp_path, name)
     monkeypatch.setattr(tokenizer_files, "pipeline_of", lambda *_: None)
     assert differing(Tokenizer.from_folder(folder), reference(folder), FEW)
+
+
+def test_a_converted_folder_keeps_its_steps(tmp_path):
+    """Guards GGUF files: their steps come from their metadata, and a class of transformers has no say in them."""
+    folder = write_folder(tmp_path, "smollm")
+    (folder / MANIFEST).write_text("{}")
+    text = "a  12"
+    assert Tokenizer.from_folder(folder).encode(text) == backend_of("gpt2_digits").encode(text).ids
+    assert reference(folder).encode(text) != backend_of("gpt2_digits").encode(text).ids
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,15 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from selfspec.errors import CorruptModelError, ModelNotFoundError
+from selfspec.model.cache import MANIFEST
 from selfspec.model.reading import Fields, one_line, quoted, read_json_if_there
 from selfspec.model.tokenizer_class import class_of, pipeline_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from selfspec.model.tokenizer_class import Pipeline
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA, _FORMER = "extra_special_tokens", "additional_special_tokens"
@@ -44,8 +47,7 @@ class TokenizerFiles:
         self._is_whole = "added_tokens_decoder" in self._settings
         self.backend = _read_backend(folder)
         named = self._named()
-        name = class_of(self._settings, self._fields("config.json"), folder / "tokenizer.json")
-        pipeline = pipeline_of(name, self.backend)
+        pipeline = self._pipeline()
         if pipeline is not None:
             missing = set(pipeline.names) - set(self._settings.raw_items())
             named = {key: _special(pipeline.names[key]) for key in pipeline.names if key in missing} | named
@@ -55,6 +57,13 @@ class TokenizerFiles:
             _mark_special(self.backend, set(self.names.values()))
         self._add_tokens(named)
         self.backend.encode_special_tokens = self._settings.flag("split_special_tokens", False)
+
+    def _pipeline(self) -> Pipeline | None:
+        """The steps that a class puts in the place of those of the file; never in a folder that we converted."""
+        if (self._folder / MANIFEST).exists():
+            return None
+        name = class_of(self._settings, self._fields("config.json"), self._folder / "tokenizer.json")
+        return pipeline_of(name, self.backend)
 
     def eos_ids(self, limit: int | None) -> tuple[int, ...]:
         """Ids that end a text: of ``generation_config.json``, else ``config.json``, else of the ``eos_token``."""
