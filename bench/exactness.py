@@ -68,6 +68,7 @@ def ways(layers: int) -> list[Way]:
         Way("four at a time", together=4),
         Way("ngram, four at a time", drafts["ngram"], together=4),
         Way("one thread", threads=1),
+        Way("two threads", threads=2),
         *(Way(f"chunks of {size}", chunk=size) for size in (1, 7, 64)),
         *(Way(name, candidate) for name, candidate in drafts.items()),
     ]
@@ -111,7 +112,11 @@ class Case:
     """One precision of the model, its prompts, and what is known of its texts already."""
 
     def __init__(
-        self, opened: Callable[..., selfspec.Engine], prompts: Sequence[Sequence[int]], new_tokens: int, path: Path
+        self,
+        opened: Callable[[int | None], selfspec.Engine],
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        path: Path,
     ) -> None:
         self._open = opened
         self._prompts, self._new, self._path = prompts, new_tokens, path
@@ -121,8 +126,8 @@ class Case:
             self.known = {(line["law"], line["way"], line["prompt"]): line for line in lines}
 
     def runtime(self, threads: int | None = None) -> Runtime:
-        """The runtime on so many threads; None: on all processors."""
-        return self._open(threads=threads).runtime
+        """The runtime on so many threads; None: on as many as the others."""
+        return self._open(threads).runtime
 
     def enough(self, law: str, tokens: int) -> int:
         """How many prompts it takes for plain decoding to say so many tokens; makes the plain texts of them."""
@@ -208,6 +213,10 @@ def in_turn(args: argparse.Namespace, engine: selfspec.Engine) -> list[list[int]
     return [tokens for turn in zip_longest(*tasks.values()) for tokens in turn if tokens is not None]
 
 
+def _opened(args: argparse.Namespace, bits: int, threads: int | None) -> selfspec.Engine:
+    return selfspec.load(args.model, runtime="cpu", bits=bits, draft="plain", threads=threads or args.threads)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run what is missing, compare, and print; the last line is JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -218,14 +227,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--laws", nargs="+", choices=LAWS, default=list(LAWS))
     parser.add_argument("--tokens", type=int, default=10_000, help="of each way, law and precision")
     parser.add_argument("--new-tokens", type=int, default=160, help="of a text, at most")
+    parser.add_argument("--threads", type=int, default=None, help="of the ways that do not name theirs")
     parser.add_argument("--ways", nargs="+", default=None, help="only these, beside plain")
     args = parser.parse_args(argv)
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
     for law, bits in product(args.laws, args.bits):
-        opened = cache(partial(selfspec.load, args.model, runtime="cpu", bits=bits, draft="plain"))
-        engine = opened(threads=None)
+        opened = cache(partial(_opened, args, bits))
+        engine = opened(None)
         prompts = in_turn(args, engine)
         key = blake2b(json.dumps([prompts, args.new_tokens, engine.fingerprint]).encode(), digest_size=4)
         case = Case(opened, prompts, args.new_tokens, folder / f"{bits}-{key.hexdigest()}.jsonl")

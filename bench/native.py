@@ -25,7 +25,8 @@ import selfspec
 from selfspec.measure.passes import Vector, fill
 from selfspec.model.families import weight_shapes
 from selfspec.model.load import find_checkpoint
-from selfspec.runtime.cpu import CpuRuntime, available_processors
+from selfspec.runtime.cores import available_processors
+from selfspec.runtime.cpu import CpuRuntime
 from selfspec.runtime.packing import KINDS, Packed, allocate, pack, packed_bytes
 from selfspec.types import LayerPlan, Rows
 

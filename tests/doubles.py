@@ -40,10 +40,17 @@ TINY = ModelConfig(
 )
 
 
-def tiny_runtime(seed: int = 0, dtype: str = "float64", **changes: Any) -> TorchRuntime:
-    """A random decoder whose exits often agree with its last layer, so that drafts are accepted now and then."""
+def tiny_runtime(seed: int = 0, dtype: str = "float64", idle: Sequence[str] = (), **changes: Any) -> TorchRuntime:
+    """A random decoder whose exits often agree with its last layer, so that drafts are accepted now and then.
+
+    ``idle`` sub-layers ("attention 3", "mlp 0") add nothing.
+    """
     config = replace(TINY, **changes)
-    return TorchRuntime(config, {n: w.to(getattr(torch, dtype)) for n, w in _weights(config, seed).items()})
+    weights = {n: w.to(getattr(torch, dtype)) for n, w in _weights(config, seed).items()}
+    for part, layer in map(str.split, idle):
+        last = {"attention": "self_attn.o_proj", "mlp": "mlp.down_proj"}[part]
+        weights[f"model.layers.{layer}.{last}.weight"].zero_()
+    return TorchRuntime(config, weights)
 
 
 def tiny_core(kind: str, seed: int = 0, **changes: Any) -> CpuRuntime:

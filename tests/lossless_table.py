@@ -101,6 +101,9 @@ EARLY_EXITS = {f"early_exit {k}": ("early_exit", {"exit_layer": k}) for k in ran
 CHAINS = {
     **EARLY_EXITS,
     "early_exit stop": ("early_exit", {"exit_layer": 3, "confidence": 0.05, "adaptive": True}),
+    "layer_skip": ("layer_skip", {"skip": "attention 2,4 mlp 3"}),
+    "layer_skip from the first": ("layer_skip", {"skip": "attention 0 mlp 2"}),
+    "clasp": ("clasp", {"skips": 2, "interval": 3, "confidence": 0.05}),
     "ngram": ("ngram", {"adaptive": False}),
     "ngram stop": ("ngram", {"confidence": 0.25, "adaptive": False}),
     **{kind: ("scripted", {"script": kind}) for kind in ("right", "wrong", "mixed")},
@@ -108,13 +111,15 @@ CHAINS = {
 TREES = {
     "early_exit comb": ("early_exit", {"exit_layer": 2, "siblings": 1}),
     "early_exit wide comb": ("early_exit", {"exit_layer": 4, "siblings": 3, "confidence": 0.05, "adaptive": True}),
+    "layer_skip comb": ("layer_skip", {"skip": "1-2", "siblings": 2, "confidence": 0.05, "adaptive": True}),
     "ngram comb": ("ngram", {"adaptive": False, "siblings": 2}),
     "bush": (Bush, {}),
     "bush 1": (Bush, {"exit_layer": 1}),
     "bush 3": (Bush, {"exit_layer": 3}),
 }
 DRAFTERS = CHAINS | TREES
-SAMPLED = {name for name, (kind, _) in DRAFTERS.items() if kind == "early_exit"}  # unless greedy or coupled
+SELF_DRAFTS = ("early_exit", "layer_skip", "clasp")
+SAMPLED = {name for name, (kind, _) in DRAFTERS.items() if kind in SELF_DRAFTS}  # unless greedy or coupled
 
 
 def drafter(name, config, texts, gamma):

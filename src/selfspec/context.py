@@ -25,12 +25,13 @@ from selfspec.types import (
     Prefix,
     Rows,
     Sampling,
+    SubLayer,
     Verdict,
     namespace,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from selfspec.runtime.base import Cache, Runtime
     from selfspec.sampling import Chance
@@ -148,13 +149,51 @@ class Context:
         for start in range(first, len(tokens), self._prefill_rows):
             chunk = tokens[start : start + self._prefill_rows]
             rows = Rows.of([slot] * len(chunk), range(start, start + len(chunk)))
-            hidden = self._run(self.runtime.embed(chunk, rows.positions), self.full, rows)
+            hidden, _ = self._run(self.runtime.embed(chunk, rows.positions), self.full, rows)
         return hidden
 
-    def step(self, plan: LayerPlan, texts: Sequence[Text], tokens: Sequence[int], depth: int) -> Array:
-        """Run ``plan`` over one draft row per text, ``depth`` rows past its pending one: [len(texts), d]."""
+    def step(
+        self, plan: LayerPlan, texts: Sequence[Text], tokens: Sequence[int], depth: int
+    ) -> tuple[Array, Array | None]:
+        """Run ``plan`` over one draft row per text, ``depth`` rows past its pending one.
+
+        Returns the states after the plan [len(texts), d], and those after the layers that it shares with the full
+        model, where verification resumes; None if it shares none.
+        """
         rows = Rows.of([t.slot for t in texts], [len(t.tokens) - 1 + depth for t in texts])
-        return self._run(self.runtime.embed(tokens, rows.positions), plan, rows)
+        shared = plan.shared_prefix
+        border = SubLayer(shared - 1)
+        taps = (border,) if shared and plan.steps[-1] != border else ()
+        hidden, tapped = self._run(self.runtime.embed(tokens, rows.positions), plan, rows, taps)
+        if not shared:
+            return hidden, None
+        return hidden, tapped[border] if taps else hidden
+
+    def replay(
+        self, plan: LayerPlan, text: Text, hidden: Array, positions: Integers, taps: Sequence[SubLayer] = ()
+    ) -> tuple[Array, dict[SubLayer, Array]]:
+        """Run ``plan`` over rows [R, d] aside, at ``positions`` [R] of a text, from 1 to its pending one's.
+
+        Each row sees the committed cells before its position, and itself: what it would compute in the place of
+        the token that stands there. Several rows may have one position. Keys and values go to cells beyond the
+        text, which the next draft overwrites; rows run in as many passes as those cells ask for.
+        Returns the states after the plan [R, d], and after each tap.
+        """
+        first = len(text.tokens) - 1
+        free = min(self.cache.length - first, self._prefill_rows)
+        assert free > 0
+        assert 1 <= positions.min() <= positions.max() <= first
+        outs: list[Array] = []
+        tapped: dict[SubLayer, list[Array]] = {tap: [] for tap in taps}
+        for start in range(0, len(positions), free):
+            at = positions[start : start + free]
+            own = np.arange(first, first + len(at))
+            rows = Rows(np.full(len(at), text.slot), at, np.stack([at - 1, own], axis=1))
+            out, states = self._run(hidden[start : start + free], plan, rows, taps)
+            outs.append(out)
+            for tap in taps:
+                tapped[tap].append(states[tap])
+        return _concatenate(outs), {tap: _concatenate(parts) for tap, parts in tapped.items()}
 
     def score(self, texts: Sequence[Text], drafts: Sequence[Draft]) -> list[Array]:
         """One full pass over pending and draft tokens; per text the target's logits [len(draft) + 1, V].
@@ -166,7 +205,7 @@ class Context:
         ]
         rows = _rows(texts, drafts)
         if all(draft.hidden is None for draft in drafts):
-            hidden = self._run(self.runtime.embed(tokens, rows.positions), self.full, rows)
+            hidden, _ = self._run(self.runtime.embed(tokens, rows.positions), self.full, rows)
         else:
             hidden = self._resume(tokens, drafts, rows)
         logits = self.runtime.logits(hidden)
@@ -192,11 +231,13 @@ class Context:
             self._spans[start, stop] = self.full.span(start, stop)
         return self._spans[start, stop]
 
-    def _run(self, hidden: Array, plan: LayerPlan, rows: Rows) -> Array:
+    def _run(
+        self, hidden: Array, plan: LayerPlan, rows: Rows, taps: Sequence[SubLayer] = ()
+    ) -> tuple[Array, Mapping[SubLayer, Array]]:
         each = plan.row_layers
         for slot in rows.slots.tolist():
             self.row_layers[slot] += each
-        return self.runtime.run(hidden, plan, rows, self.cache)[0]
+        return self.runtime.run(hidden, plan, rows, self.cache, taps)
 
     def _resume(self, tokens: list[int], drafts: Sequence[Draft], rows: Rows) -> Array:
         """Run all rows to the last layer, those that have kept states from the layer of their draft."""
@@ -221,7 +262,7 @@ class Context:
                 joining = np.flatnonzero(starts[later] == start)
                 hidden, order = _merge(hidden, order, _select(states, joining), later[joining])
             if hidden is not None:
-                hidden = self._run(hidden, self._span(start, stop), rows.take(order))
+                hidden, _ = self._run(hidden, self._span(start, stop), rows.take(order))
         return hidden
 
 

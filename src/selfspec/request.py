@@ -228,9 +228,9 @@ class Completion:
 def draft_buffers(config: ModelConfig, drafter: Drafter, sampling: Sampling, hidden_bytes: int) -> dict[str, int]:
     """Bytes that a draft holds beyond plain decoding, each part with its formula.
 
-    Kept hidden states: γ·d (early exit only). Draft distributions: V in float64 per token of the draft
-    (sampled drafts, unless coupled). Target logits of the draft's rows: V in float32 or float64 per token.
-    A chain has γ tokens, a comb γ·(1 + siblings).
+    Kept hidden states: γ·d (drafts whose first layers are the target's). Draft distributions: V in float64 per
+    token of the draft (sampled drafts, unless coupled). Target logits of the draft's rows: V in float32 or float64
+    per token. A chain has γ tokens, a comb γ·(1 + siblings).
     """
     most = drafter.options.most_tokens
     gamma, plan = drafter.options.gamma, drafter.plan
@@ -238,7 +238,7 @@ def draft_buffers(config: ModelConfig, drafter: Drafter, sampling: Sampling, hid
     logits_bytes = max(4, hidden_bytes)
     tokens = "gamma" if most == gamma else "gamma * (1 + siblings)"
     return {
-        "hidden = gamma * d": gamma * config.hidden_size * hidden_bytes if plan else 0,
+        "hidden = gamma * d": gamma * config.hidden_size * hidden_bytes if plan and plan.shared_prefix else 0,
         f"laws = {tokens} * V": most * config.vocab_size * 8 if sampled else 0,
         f"logits = {tokens} * V": most * config.vocab_size * logits_bytes,
     }

@@ -192,6 +192,20 @@ class LayerPlan:
         kept = {part: tuple(i for i in range(num_layers) if i not in out) for part, out in skipped.items()}
         return cls(num_layers, kept["attention"], kept["mlp"])
 
+    @classmethod
+    def without(cls, num_layers: int, steps: Iterable[SubLayer]) -> LayerPlan:
+        """Everything but ``steps``, as `skipping`."""
+        parts: dict[Part, list[int]] = {"attention": [], "mlp": []}
+        for step in steps:
+            parts[step.part].append(step.layer)
+        return cls.skipping(num_layers, parts["attention"], parts["mlp"])
+
+    @property
+    def left_out(self) -> tuple[SubLayer, ...]:
+        """The sub-layers that it does not run, in order."""
+        run = set(self.steps)
+        return tuple(step for step in self.full(self.num_layers).steps if step not in run)
+
     def span(self, start: int, stop: int) -> LayerPlan:
         """The part of this plan that lies in layers ``[start, stop)``."""
         return replace(

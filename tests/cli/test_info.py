@@ -77,6 +77,7 @@ def test_bits_are_refused_for_what_the_core_cannot_run(tmp_path, refused):
         "intermediate_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
+        "num_key_value_heads": 4,
         "vocab_size": 64,
     }
     (tmp_path / "config.json").write_text(json.dumps(values))

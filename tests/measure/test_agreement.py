@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from doubles import run, tiny_core, tiny_runtime
 
+from selfspec.context import Context
 from selfspec.measure import agreement
 from selfspec.measure.agreement import measure_agreement
 from selfspec.measure.passes import fill
@@ -54,15 +55,15 @@ def test_a_prompt_of_one_token_and_an_answer_of_one():
     assert found.ratios.shape == (1, 1)
 
 
-def test_filling_writes_what_a_prefill_writes(monkeypatch):
-    """Guards the cache that passes and agreements read: in chunks or whole, the next row says the same."""
+def test_filling_writes_what_a_prefill_writes():
+    """Guards the cache that passes and agreements read: the next row says what it says after chunks."""
     runtime, tokens = tiny_runtime(), list(range(10))
+    filled, written = runtime.new_cache(1, 11), runtime.new_cache(1, 11)
+    fill(runtime, filled, tokens)
+    Context(runtime, written, prefill_rows=4).write(0, tokens)
     said = []
-    for rows in (4, 512):
-        monkeypatch.setattr("selfspec.measure.passes.PREFILL_ROWS", rows)
-        cache = runtime.new_cache(1, 11)
-        fill(runtime, cache, tokens)
+    for cache in (filled, written, runtime.new_cache(1, 11)):
         hidden, _ = runtime.run(runtime.embed([10]), LayerPlan.full(5), Rows.of([0], [10]), cache)
         said.append(np.asarray(runtime.logits(hidden)))
-    assert np.allclose(*said, atol=1e-12)
-    assert not np.allclose(said[0], law(runtime, [10], 5, 1.0))
+    assert np.allclose(said[0], said[1], atol=1e-12)
+    assert not np.allclose(said[0], said[2])

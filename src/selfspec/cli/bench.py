@@ -127,7 +127,7 @@ def _measured(plan: _Plan, engine: Engine, head: dict[str, Any]) -> tuple[dict[s
     from selfspec.measure.passes import measure_ceiling
     from selfspec.measure.report import Report
     from selfspec.measure.rivals import Rivals, close_all
-    from selfspec.runtime.cpu import available_processors
+    from selfspec.runtime.cores import available_processors
 
     require_fit(engine, plan.prompts, plan.bench)
     columns = plan.columns(engine)

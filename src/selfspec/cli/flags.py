@@ -181,6 +181,16 @@ class BenchCommand(MeasuringCommand):
         return BenchOptions
 
 
+class SearchCommand(MeasuringCommand):
+    """``selfspec search-plan``."""
+
+    def measured_by(self) -> type[Workload]:
+        """Its options."""
+        from selfspec.measure.settings import SearchOptions
+
+        return SearchOptions
+
+
 class ProfileCommand(MeasuringCommand):
     """``selfspec profile``."""
 
@@ -216,7 +226,7 @@ def model_flags() -> list[Flag]:
             help="cpu (the native core), torch, or auto: torch on a GPU, else cpu.  [default: auto]",
         ),
         Flag("--bits", type=int, section=section, help="cpu: 4, 8, 16 or 32 a weight.  [default: as stored]"),
-        Flag("--threads", type=int, section=section, help="cpu: how many threads.  [default: all cores]"),
+        Flag("--threads", type=int, section=section, help="cpu: how many threads.  [default: all it may use]"),
         Flag("--dtype", section=section, help="torch: float64, float32, bfloat16, float16.  [default: as stored]"),
         Flag(
             "--device",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from selfspec.context import Context
-from selfspec.runtime.cpu import available_processors
+from selfspec.runtime.cores import available_processors
 from selfspec.types import LayerPlan, Rows
 
 if TYPE_CHECKING:

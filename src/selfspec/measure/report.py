@@ -15,7 +15,7 @@ from selfspec.measure.machine import processor, version_of
 from selfspec.measure.outputs import Comparison, compare
 from selfspec.measure.pairs import paired_ratio
 from selfspec.rounds import Stats
-from selfspec.runtime.cpu import available_processors
+from selfspec.runtime.cores import available_processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

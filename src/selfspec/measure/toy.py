@@ -63,13 +63,16 @@ class MarkovRuntime(Runtime):
         plan: LayerPlan,
         rows: Rows | None,  # noqa: ARG002
         cache: Cache | None,  # noqa: ARG002
-        taps: Sequence[Any] = (),  # noqa: ARG002
+        taps: Sequence[Any] = (),
     ) -> tuple[Array, dict[Any, Array]]:
         """Add the hyperbolic tangent of a random matrix product for every MLP of ``plan``."""
+        tapped: dict[Any, Array] = {}
         for step in plan.steps:
             if step.part == "mlp":
                 hidden = hidden + np.tanh(hidden @ self._layers[step.layer])
-        return hidden, {}
+            if step in taps:
+                tapped[step] = hidden
+        return hidden, tapped
 
     def logits(self, hidden: Array) -> Array:
         """The hidden states themselves."""

@@ -6,7 +6,6 @@ number of threads: every sum has one fixed order. So speculation changes no bit 
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +16,7 @@ from selfspec.errors import OptionError, OutOfMemoryError, UnsupportedModelError
 from selfspec.model.config import Layer
 from selfspec.model.families import weights_by_role
 from selfspec.runtime.base import Cache, Runtime
+from selfspec.runtime.cores import available_processors
 from selfspec.runtime.packing import PRECISIONS, Packed, native
 from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.types import SubLayer
@@ -268,11 +268,6 @@ def described(kernels: str | None = None, threads: int | None = None) -> str:
     """The core, its kernels and threads, for people; None stands for the defaults."""
     count = available_processors() if threads is None else threads
     return f"cpu ({kernels or native().kernel_sets()[0]}, {count} thread{'s' * (count > 1)})"
-
-
-def available_processors() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _model(config: ModelConfig, kernels: str, threads: int) -> Any:
