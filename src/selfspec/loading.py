@@ -87,6 +87,8 @@ def _shared(model: Any, tokenizer: Any, runtime: str, placed: dict[str, Any]) ->
         raise OptionError(f"{given[0]} is not for a model object; convert the model itself with .to(...)")
     own = None if tokenizer is None else Tokenizer.of(tokenizer)
     shared = _torch().of(model, () if own is None else own.eos_token_ids)
+    if own is not None:
+        own.limit = shared.config.vocab_size
     return Loaded(shared, own, type(model).__name__, "")
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from selfspec.errors import OptionError
+from selfspec.model.chat import TemplateInputs, Tool
 from selfspec.model.textstream import check_stop
+from selfspec.model.tools import schemas_of
 from selfspec.rounds import Stats
 from selfspec.settings import listed, token_ids
 from selfspec.types import FinishReason, Processor, Sampling, require_types
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 class Request:
     """What may be asked of one generation; the command line takes its defaults from here.
 
-    ``chat`` None wraps a text prompt in the model's chat template if it has one. ``seed`` None draws one.
+    ``chat`` None wraps a text prompt in the model's chat template if it has one. ``tools``, ``documents``,
+    ``chat_template``, ``chat_options`` and ``continue_final_message`` are for that template (see `TemplateInputs`).
+    ``seed`` None draws one.
     ``coupled`` makes a sampled text the same, token for token, with and without a draft (see `Sampling`).
     ``ignore_eos`` goes on past end-of-text tokens. ``draft`` None uses the drafter that the engine was loaded
     with. ``prediction`` is text, or token ids, that the answer is expected to hold, such as the file that it is to
@@ -36,6 +40,11 @@ class Request:
 
     system: str | None = None
     chat: bool | None = None
+    tools: Sequence[Tool] | None = TemplateInputs.tools
+    documents: Sequence[Mapping[str, Any]] | None = TemplateInputs.documents
+    chat_template: str | None = TemplateInputs.chat_template
+    chat_options: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
+    continue_final_message: bool = TemplateInputs.continue_final_message
     max_new_tokens: int = 256
     temperature: float = Sampling.temperature
     top_k: int = Sampling.top_k
@@ -64,8 +73,11 @@ class Request:
 
     def __post_init__(self) -> None:
         require_types(self)
-        if not isinstance(self.system, str | None):
-            raise OptionError(f"system is {self.system!r}; it must be a text")
+        for name in ("system", "chat_template"):
+            if not isinstance(getattr(self, name), str | None):
+                raise OptionError(f"{name} is {getattr(self, name)!r}; it must be a text")
+        if self.tools is not None:
+            schemas_of(self.tools)  # checks them
         if self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
         if self.min_tokens > self.max_new_tokens:
@@ -76,7 +88,22 @@ class Request:
             raise OptionError(f"seed is {self.seed}; it must be 0 or a positive integer")
         check_stop(self.stops)
         self._check_prediction()
+        self.template_inputs  # noqa: B018 - checks them
         self._sampling(bad_words=[word for word in self._words if not isinstance(word, str)])  # checks the values
+
+    @property
+    def template_inputs(self) -> TemplateInputs:
+        """What the chat template is given beside the messages."""
+        try:
+            options: dict[Any, Any] = dict(self.chat_options)
+        except (TypeError, ValueError):
+            options = {None: None}
+        if not all(isinstance(name, str) for name in options):
+            raise OptionError(
+                f"chat_options is {self.chat_options!r}; it must be a mapping from names to values, such as "
+                "{'enable_thinking': False}"
+            )
+        return TemplateInputs(self.tools, self.documents, self.chat_template, options, self.continue_final_message)
 
     @property
     def stops(self) -> Sequence[str]:

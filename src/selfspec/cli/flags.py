@@ -5,6 +5,7 @@ Help and parsing need those dataclasses, and they need NumPy: so the flags are m
 
 from __future__ import annotations
 
+import json
 from dataclasses import Field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Wanted = TypeVar("Wanted", bound="Workload")
 Command = TypeVar("Command", bound="Callable[..., Any]")
 _KINDS: dict[str, type] = {"int": int, "float": float}
+_PYTHON = {"True": "true", "False": "false", "None": "null"}  # as JSON spells them
 
 _REQUEST_HELP = {
     "max_new_tokens": "Most tokens to write.",
@@ -61,8 +63,49 @@ def _prediction(value: str) -> str:
     return decoded(read_file(value[1:], "the prediction"), f"the prediction {value[1:]!r}")
 
 
+def _chat_option(text: str) -> tuple[str, Any]:
+    """A variable of the chat template: JSON where it is JSON, else a text."""
+    name, found, value = text.partition("=")
+    if not (name and found):
+        raise OptionError(f"--chat-option is {text!r}; it must be NAME=VALUE, such as enable_thinking=false")
+    try:
+        return name, json.loads(_PYTHON.get(value, value))
+    except ValueError:
+        return name, value
+
+
+def _tools(file: str) -> list[Any]:
+    """The JSON schemas in a file: a list, or one alone."""
+    from selfspec.cli.reading import decoded, read_file
+
+    text = decoded(read_file(file, "the file of tools"), f"the file of tools {file!r}")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"the file of tools {file!r} is no JSON: {error}") from None
+    found = found if isinstance(found, list) else [found]
+    if not found or not all(isinstance(tool, dict) for tool in found):
+        raise OptionError(f"the file of tools {file!r} must hold a list of JSON schemas")
+    return found
+
+
+def _template(given: str) -> str:
+    """The name of a template, or what is in a file of that ending."""
+    from selfspec.cli.reading import decoded, read_file
+
+    if not given.endswith((".jinja", ".j2")):
+        return given
+    return decoded(read_file(given, "the chat template"), f"the chat template {given!r}")
+
+
 # field -> its flag, metavar, type and help; each may be given several times
 _REPEATED: dict[str, tuple[str, str, Callable[[str], Any], str]] = {
+    "chat_options": (
+        "--chat-option",
+        "NAME=VALUE",
+        _chat_option,
+        "Set a variable that the chat template reads, such as enable_thinking=false",
+    ),
     "logit_bias": ("--logit-bias", "ID=BIAS", _bias, "Add BIAS to the logit of token ID"),
     "bad_words": ("--bad-word", "TEXT", str, "Never write this text"),
     "suppress_tokens": ("--suppress-token", "ID", int, "Never write this token"),
@@ -205,7 +248,11 @@ def _request_flags() -> list[Flag]:
     from selfspec.request import Request
 
     by_name = {field.name: field for field in fields(Request)}
+    tools = "JSON file with the schemas of the tools that the model may call."
+    template = "Which of the model's chat templates, or a .jinja file with one.  [default: the model's]"
     return [
+        Flag("--tools", metavar="FILE", type=_tools, section="Text", help=tools),
+        Flag("--chat-template", metavar="NAME", type=_template, section="Text", help=template),
         *(_flag(by_name[name], text, "Text", multiple=name == "stop") for name, text in _REQUEST_HELP.items()),
         *(_repeated(name, *declared) for name, declared in _REPEATED.items()),
         Flag(
