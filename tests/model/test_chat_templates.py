@@ -193,7 +193,7 @@ def test_what_the_template_does_not_take_is_refused(both, refused):
         both["qwen_3"][0].render([USER], True, TemplateInputs(chat_options={"messages": []}))
     with refused(PromptError, "parts", "one text"):
         both["granite"][0].render(CHATS["parts"])
-    with refused(OptionError, "'tool'", "default, tool_use, rag"):
+    with refused(OptionError, "'tool'", "default, rag, tool_use"):
         both["command_r"][0].render([USER], True, TemplateInputs(chat_template="tool"))
     with refused(OptionError, "continue_final_message"):
         both["qwen_3"][0].render([USER], True, TemplateInputs(continue_final_message=True))
