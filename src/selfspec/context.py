@@ -162,9 +162,9 @@ class Context:
     ) -> tuple[Array, Array | None]:
         """Run ``plan`` over one draft row per text, ``depth`` rows past its pending one.
 
-        Returns the states after the plan [len(texts), d], and those after the layers that it shares with the full
-        model, where verification resumes; None if it shares none. With ``runtime``, other weights of the same model
-        run the plan on the same cache: they share nothing.
+        With ``runtime``, other weights of the same model run it, on the same cache. Returns the states after the
+        plan [len(texts), d], and those after the layers that it shares with the full model, where verification
+        resumes; None if it shares none.
         """
         rows = Rows.of([t.slot for t in texts], [len(t.tokens) - 1 + depth for t in texts])
         used = self.runtime if runtime is None else runtime

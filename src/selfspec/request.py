@@ -210,8 +210,8 @@ def draft_buffers(config: ModelConfig, drafter: Drafter, sampling: Sampling, hid
     """Bytes that a draft holds beyond plain decoding, each part with its formula.
 
     Kept hidden states: γ·d (drafts whose first layers are the target's). Draft distributions: V in float64 per
-    token of the draft (where it samples, unless coupled). Target logits of the draft's rows: V in float32 or
-    float64 per token. A chain has γ tokens, a comb γ·(1 + siblings).
+    token of the draft (drafts that are sampled, unless coupled). Target logits of the draft's rows: V in float32
+    or float64 per token. A chain has γ tokens, a comb γ·(1 + siblings).
     """
     most = drafter.options.most_tokens
     gamma, plan = drafter.options.gamma, drafter.plan
