@@ -10,6 +10,7 @@ import torch
 from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.decode import decode
+from selfspec.drafters.base import Loaded
 from selfspec.model.config import ModelConfig
 from selfspec.model.families import weight_shapes
 from selfspec.runtime.cpu import CpuRuntime
@@ -70,6 +71,23 @@ def _weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
     }
 
 
+class Host:
+    """What an engine is to a drafter: ``models`` by name, the target's own checkpoint in fewer bits by its bits."""
+
+    def __init__(self, runtime: Runtime, models: dict[Any, Runtime], tokenizer: Any = None) -> None:
+        self.runtime, self.tokenizer, self.fingerprint = runtime, tokenizer, "f"
+        self.models = models
+        self.opened: list[Any] = []
+
+    def open_model(self, model: Any = None, *, bits: int | None = None, **_placement: Any) -> Loaded:
+        key = bits if model is None else model
+        self.opened.append(key)
+        return Loaded(self.models[key], self.tokenizer, str(key), str(key))
+
+    def kept(self, _key: Any, make: Callable[[], Any]) -> Any:
+        return make()
+
+
 def run(
     runtime: Runtime,
     prompts: Sequence[Sequence[int]],
@@ -81,6 +99,7 @@ def run(
     seed: int = 0,
     ends: Callable[[int], bool] | Sequence[Callable[[int], bool]] = lambda _: False,
     each_round: Callable[[Context, Sequence[Text], Round], None] | None = None,
+    host: Host | None = None,
 ) -> list[Text]:
     """Generate from ``prompts`` as one ragged batch through the real loop; ``ends`` is one for all, or one each."""
     counts = [new_tokens] * len(prompts) if isinstance(new_tokens, int) else list(new_tokens)
@@ -91,7 +110,7 @@ def run(
         for i, (p, limit, stop) in enumerate(zip(prompts, limits, stops, strict=True))
     ]
     context = Context(runtime, runtime.new_cache(len(texts), max(limits)))
-    made = drafters.create(drafter, runtime.config, options or {})
+    made = drafters.create(drafter, runtime.config, options or {}, host)
     for round_ in decode(context, texts, made):
         if each_round:
             each_round(context, texts, round_)

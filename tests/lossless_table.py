@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 from constraints import PROCESSORS, settings, some
-from doubles import run, tiny_core, tiny_runtime
+from doubles import Host, run, tiny_core, tiny_runtime
 
-from selfspec.drafters import drafter_class
+from selfspec.drafters import create, drafter_class
 from selfspec.drafters.base import Drafter, DraftOptions
 from selfspec.drafters.suffix import Suffix, SuffixOptions
 from selfspec.measure.toy import MarkovRuntime
@@ -110,6 +110,15 @@ class Told(Suffix):
         super().begin(text)
 
 
+@cache
+def host_of(target):
+    """An engine for drafters that need other models: one that often agrees, and the target in fewer bits."""
+    if isinstance(target, MarkovRuntime):
+        return Host(target, {"other": MarkovRuntime(SIZE, num_layers=4, seed=1)})
+    light = tiny_core("int4")
+    return Host(target, {"other": light, 8: tiny_core("int8"), 4: light})
+
+
 # a name, the drafter, and its options but γ; a drafter that must know plain decoding's texts gets them
 EARLY_EXITS = {f"early_exit {k}": ("early_exit", {"exit_layer": k}) for k in range(1, 5)}
 CHAINS = {
@@ -122,6 +131,7 @@ CHAINS = {
     "ngram stop": ("ngram", {"confidence": 0.25, "adaptive": False}),
     "suffix": ("suffix", {"adaptive": False}),
     **{kind: ("scripted", {"script": kind}) for kind in ("right", "wrong", "mixed")},
+    "draft_model": ("draft_model", {"draft_model": "other"}),
 }
 TREES = {
     "early_exit comb": ("early_exit", {"exit_layer": 2, "siblings": 1}),
@@ -129,23 +139,31 @@ TREES = {
     "layer_skip comb": ("layer_skip", {"skip": "1-2", "siblings": 2, "confidence": 0.05, "adaptive": True}),
     "ngram comb": ("ngram", {"adaptive": False, "siblings": 2}),
     "suffix told": (Told, {"adaptive": False, "siblings": 2}),
+    "draft_model comb": ("draft_model", {"draft_model": "other", "siblings": 2, "confidence": 0.05}),
     "bush": (Bush, {}),
     "bush 1": (Bush, {"exit_layer": 1}),
     "bush 3": (Bush, {"exit_layer": 3}),
 }
 DRAFTERS = CHAINS | TREES
-SELF_DRAFTS = ("early_exit", "layer_skip", "clasp")
-SAMPLED = {name for name, (kind, _) in DRAFTERS.items() if kind in SELF_DRAFTS}  # unless greedy or coupled
+LIGHTER = {  # drafters of runtimes that can run the same model in fewer bits
+    "quantized": ("quantized", {}),
+    "quantized comb": ("quantized", {"draft_bits": 4, "siblings": 2, "confidence": 0.05}),
+}
+COPYING = {"ngram", "suffix", "scripted", Bush, Told}  # deterministic drafts
+# unless greedy or coupled
+SAMPLED = {name for name, (kind, _) in (DRAFTERS | LIGHTER).items() if kind not in COPYING}
 
 
-def drafter(name, config, texts, gamma):
-    """What `run` takes: a drafter or its name, and its options."""
-    kind, options = DRAFTERS[name]
-    if kind in (Bush, Told):
-        return kind(config, texts, gamma=gamma, **options), None
+def drafter(name, target, texts, gamma):
+    """What `run` takes: a drafter or its class, and its options."""
+    kind, options = (DRAFTERS | LIGHTER)[name]
+    if kind in {Bush, Told}:
+        return kind(target.config, texts, gamma=gamma, **options), None
     options = {**options, "gamma": gamma}
     if "script" in options:
         options["script"] = script(options["script"], texts)
+    if kind in {"draft_model", "quantized"}:
+        return create(_class(kind), target.config, options, host_of(target)), None
     return _class(kind), options
 
 
@@ -226,7 +244,7 @@ class Cell:
 
 def cells(runtime_name, drafter_name) -> Iterator[Cell]:
     """Every value of every axis, in a random arrangement; shapings go round over the drafters."""
-    count, place = RUNTIMES[runtime_name].cells, list(DRAFTERS).index(drafter_name)
+    count, place = RUNTIMES[runtime_name].cells, [*DRAFTERS, *LIGHTER].index(drafter_name)
     random = np.random.default_rng([place, *runtime_name.encode()])
 
     def axis(values):
@@ -268,7 +286,7 @@ def check(runtime_name, drafter_name, cell) -> tuple[list[int], int]:
         if (check_round := RUNTIMES[runtime_name].after_round) is not None:
             check_round(context, all_texts, round_)
 
-    kind, options = drafter(drafter_name, runtime(runtime_name).config, texts, cell.gamma)
+    kind, options = drafter(drafter_name, runtime(runtime_name), texts, cell.gamma)
     done = run(
         runtime(runtime_name),
         prompts,

@@ -9,7 +9,7 @@ from test_verify import bonus_without_residual
 from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.decode import decode
-from selfspec.drafters import self_draft
+from selfspec.drafters import steps
 from selfspec.measure.laws import loop_law, plain_law, total_variation
 from selfspec.measure.toy import MarkovRuntime
 from selfspec.sampling import Chance, distribution
@@ -111,7 +111,7 @@ def test_it_catches_a_stop_that_looks_at_the_drawn_token(monkeypatch):
         chain.comb.add(token, [], [law])
         return True
 
-    monkeypatch.setattr(self_draft.SelfDraft, "_grow", grow)
+    monkeypatch.setattr(steps.StepDrafter, "_grow", grow)
     assert worst() > 1e-3
 
 

@@ -155,21 +155,34 @@ class Context:
         return hidden
 
     def step(
-        self, plan: LayerPlan, texts: Sequence[Text], tokens: Sequence[int], depth: int
+        self,
+        plan: LayerPlan,
+        texts: Sequence[Text],
+        tokens: Sequence[int],
+        depth: int,
+        runtime: Runtime | None = None,
     ) -> tuple[Array, Array | None]:
         """Run ``plan`` over one draft row per text, ``depth`` rows past its pending one.
 
-        Returns the states after the plan [len(texts), d], and those after the layers that it shares with the full
-        model, where verification resumes; None if it shares none.
+        With ``runtime``, other weights of the same model run it, on the same cache. Returns the states after the
+        plan [len(texts), d], and those after the layers that it shares with the full model, where verification
+        resumes; None if it shares none.
         """
         rows = Rows.of([t.slot for t in texts], [len(t.tokens) - 1 + depth for t in texts])
-        shared = plan.shared_prefix
+        used = self.runtime if runtime is None else runtime
+        shared = plan.shared_prefix if used is self.runtime else 0
         border = SubLayer(shared - 1)
         taps = (border,) if shared and plan.steps[-1] != border else ()
-        hidden, tapped = self._run(self.runtime.embed(tokens, rows.positions), plan, rows, taps)
+        self.count(rows.slots.tolist(), plan.row_layers)
+        hidden, tapped = used.run(used.embed(tokens, rows.positions), plan, rows, self.cache, taps)
         if not shared:
             return hidden, None
         return hidden, tapped[border] if taps else hidden
+
+    def count(self, slots: Sequence[int], each: float) -> None:
+        """Add the cost of rows of these slots, ``each`` in row-layers of the target."""
+        for slot in slots:
+            self.row_layers[slot] += each
 
     def replay(
         self, plan: LayerPlan, text: Text, hidden: Array, positions: Integers, taps: Sequence[SubLayer] = ()
@@ -240,9 +253,7 @@ class Context:
     def _run(
         self, hidden: Array, plan: LayerPlan, rows: Rows, taps: Sequence[SubLayer] = ()
     ) -> tuple[Array, Mapping[SubLayer, Array]]:
-        each = plan.row_layers
-        for slot in rows.slots.tolist():
-            self.row_layers[slot] += each
+        self.count(rows.slots.tolist(), plan.row_layers)
         return self.runtime.run(hidden, plan, rows, self.cache, taps)
 
     def _resume(self, tokens: list[int], drafts: Sequence[Draft], rows: Rows) -> Array:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +32,7 @@ Ask = str | Sequence[int] | Mapping[str, Any]  # one request of a batch
 Opener = Callable[..., Loaded]  # of a model, None for the engine's own, with keywords that say where it runs
 DEFAULT_DRAFT = "ngram"
 DEFAULT_SLOTS = 8
+T = TypeVar("T")
 _REQUEST_FIELDS = frozenset(f.name for f in fields(Request))
 
 
@@ -168,16 +170,16 @@ class Engine:
         """Another model for a drafter (`Host`), loaded once and kept as long as the engine; None: its own files."""
         if self._opener is None:
             raise OptionError(f"{self.name} was not loaded from files, and opens no others; use selfspec.load")
-        opener, named = self._opener, None if model is None else os.fspath(model)
-        opened: Loaded = self.kept(("model", named, *sorted(placement.items())), lambda: opener(model, **placement))
-        return opened
+        key = ("model", None if model is None else os.fspath(model), *sorted(placement.items()))
+        return self.kept(key, partial(self._opener, model, **placement))
 
-    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What ``make()`` gave for ``key`` (`Host`): made once, and kept as long as the engine."""
-        with self._keeping:  # two threads must not make it twice
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make()`` gave for this key, made once and kept as long as the engine: drafters come and go."""
+        with self._keeping:  # two threads must not make it twice; making one may need another
             if key not in self._kept:
                 self._kept[key] = make()
-            return self._kept[key]
+            found: T = self._kept[key]
+            return found
 
     def _over(self, base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """``options`` on top of those of ``base``, whose draft options belong to its own drafter."""

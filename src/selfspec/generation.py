@@ -73,6 +73,7 @@ class Generation:
         """The result, when ``text`` has ended; ``kv_bytes`` is what its slot of the cache holds."""
         assert text.finish_reason is not None
         engine, drafter = self._engine, self.drafter
+        extra = drafter.extra_bytes
         return Completion(
             text=self.text,
             token_ids=tuple(text.tokens[len(self.prompt) :]),
@@ -85,10 +86,12 @@ class Generation:
             runs_on=engine.runtime.runs_on,
             precision=engine.runtime.precision,
             draft=drafter.name,
-            plan=str(drafter.plan or "none"),
+            plan=drafter.runs,
             gamma=drafter.options.gamma,
             kv_bytes=kv_bytes,
             buffers=draft_buffers(engine.config, drafter, self._sampling, engine.runtime.value_bytes),
+            draft_weight_bytes=extra.weights,
+            draft_kv_bytes=extra.kv,
         )
 
 

@@ -171,7 +171,11 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished generation and how it came about."""
+    """A finished generation and how it came about.
+
+    ``kv_bytes`` is its slot of the target's cache; ``draft_weight_bytes`` and ``draft_kv_bytes`` are what the
+    drafter brought (`selfspec.drafters.base.Extra`).
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -188,6 +192,8 @@ class Completion:
     gamma: int
     kv_bytes: int
     buffers: Mapping[str, int] = field(default_factory=dict)
+    draft_weight_bytes: int = 0
+    draft_kv_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; speeds are new tokens per second of wall time."""
@@ -224,6 +230,8 @@ class Completion:
             "seed": self.seed,
             "kv_bytes": self.kv_bytes,
             "buffers": dict(self.buffers),
+            "draft_weight_bytes": self.draft_weight_bytes,
+            "draft_kv_bytes": self.draft_kv_bytes,
         }
 
 
@@ -231,12 +239,12 @@ def draft_buffers(config: ModelConfig, drafter: Drafter, sampling: Sampling, hid
     """Bytes that a draft holds beyond plain decoding, each part with its formula.
 
     Kept hidden states: γ·d (drafts whose first layers are the target's). Draft distributions: V in float64 per
-    token of the draft (sampled drafts, unless coupled). Target logits of the draft's rows: V in float32 or float64
-    per token. A chain has γ tokens, a comb γ·(1 + siblings).
+    token of the draft (drafts that are sampled, unless coupled). Target logits of the draft's rows: V in float32
+    or float64 per token. A chain has γ tokens, a comb γ·(1 + siblings).
     """
     most = drafter.options.most_tokens
     gamma, plan = drafter.options.gamma, drafter.plan
-    sampled = plan is not None and not (sampling.is_greedy or sampling.coupled)
+    sampled = drafter.samples and not (sampling.is_greedy or sampling.coupled)
     logits_bytes = max(4, hidden_bytes)
     tokens = "gamma" if most == gamma else "gamma * (1 + siblings)"
     return {

@@ -67,6 +67,17 @@ def on_host(array: Array) -> np.ndarray[Any, Any]:
     return np.asarray(to_device(array, "cpu"))
 
 
+def alike(array: Array, other: Array) -> Array:
+    """``array`` in the library and on the device of ``other``; itself where it is there already."""
+    if isinstance(other, np.ndarray):
+        return on_host(array)
+    from array_api_compat import array_namespace, device
+
+    if not isinstance(array, np.ndarray) and device(array) == device(other):
+        return array
+    return array_namespace(other).asarray(on_host(array), device=device(other))
+
+
 # -- distributions ----------------------------------------------------------------------------------------
 
 
@@ -136,7 +147,7 @@ class Dense:
             rest = xp.asarray(masses, copy=True)
             rest[other.token] = 0.0
             return rest
-        rest = masses - other.probs
+        rest = masses - alike(other.probs, masses)  # a draft model may run elsewhere
         return xp.where(rest > 0.0, rest, xp.zeros_like(rest))
 
 

@@ -239,3 +239,28 @@ def test_the_embedded_model_answers_by_default(call):
     result = call("generate", "Name three primary colours.", "--max-new-tokens", "40")
     assert result.exit_code == 0, result.stderr
     assert "Red" in result.stdout
+
+
+def test_drafters_with_weights_of_their_own(call, refused, tiny):
+    """Guards the way from flags to drafters, and the line that says what they cost."""
+    short = ("--model", tiny, "--bits", "16", "--max-new-tokens", "12", "--ignore-eos")
+    want = call("generate", "hello", *short, "--draft", "plain").stdout
+    for flags, said in (
+        (("--draft", "quantized", "--draft-bits", "4"), "quantized int4 γ 4 · + "),
+        (("--draft", "draft_model", "--draft-model", tiny, "--draft-bits", "8"), "draft_model tiny int8 γ 4 · + "),
+    ):
+        result = call("generate", "hello", *short, *flags)
+        assert result.exit_code == 0, result.stderr
+        assert result.stdout == want
+        assert said in result.stderr
+        assert " weights, " in result.stderr
+    assert "draft_model is None; it must name" in refused("generate", "hello", "--draft", "draft_model")
+    assert "has no --draft-model" in refused("generate", "hello", "--draft", "quantized", "--draft-model", tiny)
+
+
+@pytest.mark.parametrize("flag", ["--num-beams", "--penalty-alpha", "--num-return-sequences"])
+def test_modes_that_cannot_be_verified_are_refused_before_the_model_is_loaded(refused, call, flag):
+    """Guards one clear line instead of "no such option"; help does not list them."""
+    line = refused("generate", "hello", "--model", "no-such-model", flag, "2")
+    assert f"{flag.strip('-').replace('-', '_')} is not offered: " in line
+    assert flag not in call("generate", "--help").stdout

@@ -94,6 +94,27 @@ def test_buffers_of_a_draft_round(call, folder):
     assert not any(name in ("plain", "scripted") for name, _ in rows)
 
 
+def test_what_drafters_hold_is_counted(call, folder, refused):
+    """Guards the honest comparison: the self-draft's zeros beside lighter weights and a second model."""
+    found = document(call, folder, "--draft-model", folder, "--draft-bits", "4")
+    rows = {(row["drafter"], row["runs"].split()[-1]): row for row in found["drafters"]}
+    for name in (("early_exit", "3/4"), ("ngram", "none")):
+        assert (rows[name]["weights"], rows[name]["kv_per_token"], rows[name]["keeps"]) == (0, 0, "nothing")
+    assert rows["early_exit", "3/4"]["c"] == found["c_by_exit_layer"][2]["c"]
+    packed = {bits: document(call, folder, "--bits", bits) for bits in ("8", "4")}
+    for bits, other in packed.items():
+        row = rows["quantized", f"int{bits}"]
+        assert (row["weights"], row["kv_per_token"]) == (other["bytes"]["total"], 0)
+        step = 4 * other["bytes"]["layer"] + other["bytes"]["head"]
+        assert row["c"] == pytest.approx(step / (4 * (4 * LAYER) + 4 * HEAD))
+    second = rows["draft_model", "int4"]
+    assert (second["weights"], second["kv_per_token"]) == (packed["4"]["bytes"]["total"], 2 * 2 * L * KV)
+    assert second["keeps"] == "a second checkpoint"
+    assert "quantized" not in {row["drafter"] for row in packed["4"]["drafters"]}
+    assert "what a drafter holds beyond plain decoding" in call("info", folder).stdout
+    assert "--draft-bits is for --draft-model" in refused("info", folder, "--draft-bits", "4")
+
+
 def test_the_page_has_all_tables(call, folder):
     """Guards the text that people read."""
     page = call("info", folder).stdout

@@ -117,7 +117,7 @@ class ModelCommand(MadeCommand):
         """Model, text and drafting."""
         from selfspec.engine import DEFAULT_DRAFT
 
-        return [*model_flags(), *_request_flags(), *draft_flags(DEFAULT_DRAFT)]
+        return [*model_flags(), *_request_flags(), *draft_flags(DEFAULT_DRAFT), *_refused_flags()]
 
 
 class MeasuringCommand(MadeCommand):
@@ -216,6 +216,13 @@ def _request_flags() -> list[Flag]:
             help="Text that the answer is expected to hold, such as a file to change; look-up copies from it.",
         ),
     ]
+
+
+def _refused_flags() -> list[Flag]:
+    """Flags of other programs that `given` answers with the reason why they are none here; no help shows them."""
+    from selfspec.modes import unverifiable
+
+    return [Flag(flag_name(name), name, section="Text", hidden=True) for name in unverifiable()]
 
 
 def _repeated(name: str, flag: str, metavar: str, kind: Callable[[str], Any], text: str) -> Flag:
@@ -325,11 +332,12 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
 def _check_draft(draft: str, options: Mapping[str, Any]) -> None:
     """Before the model is loaded, in the spelling of the command line."""
     from selfspec.drafters import drafter_class
+    from selfspec.modes import refuse_unverifiable
 
     drafter = drafter_class(draft)
     known = [field.name for field in described(drafter.Options)]
-    if unknown := [flag_name(name) for name in options if name not in known]:
-        raise OptionError(
-            f"drafter {draft!r} has no {', '.join(unknown)}; it has {', '.join(map(flag_name, known))}"
-        )
+    if unknown := [name for name in options if name not in known]:
+        refuse_unverifiable(unknown)
+        theirs, ours = (", ".join(map(flag_name, names)) for names in (unknown, known))
+        raise OptionError(f"drafter {draft!r} has no {theirs}; it has {ours}")
     drafter.Options(**options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from selfspec.errors import OptionError
 from selfspec.types import MAX_GAMMA, require_types
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from selfspec.rounds import Commit
     from selfspec.runtime.base import Runtime
     from selfspec.types import Draft, LayerPlan
+
+T = TypeVar("T")
 
 
 def option(default: Any, text: str) -> Any:
@@ -78,14 +80,25 @@ class Host(Protocol):
     def notify(self, line: str) -> None:
         """Tell the user of something that takes long."""
 
-    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What ``make()`` gave for ``key``: made once, and kept as long as the engine. Drafters come and go."""
-
     def open_model(self, model: str | os.PathLike[str] | None = None, **placement: Any) -> Loaded:
         """A model, by default the target's own checkpoint, placed as `selfspec.load` would (runtime, bits, ...).
 
         It is loaded once and kept as long as the engine. Raises as `selfspec.load`.
         """
+
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make()`` gave for this key, made once and kept as long as the engine: drafters come and go."""
+
+
+class Extra(NamedTuple):
+    """Bytes that a drafter holds beyond plain decoding, the buffers of a round aside (`request.draft_buffers`).
+
+    ``weights`` are shared by all texts of an engine, ``kv`` are the keys and values of one text, as far as it has
+    drafted.
+    """
+
+    weights: int = 0
+    kv: int = 0
 
 
 class Drafter(ABC):
@@ -93,12 +106,14 @@ class Drafter(ABC):
 
     The engine calls ``bind`` before any text. The loop calls ``begin`` once per text after its prefill, then
     ``propose`` and ``observe`` in turn, then ``end``. ``name`` is that of its entry point, ``Options`` the frozen
-    dataclass of its options, ``summary`` its line in ``selfspec drafters``.
+    dataclass of its options, ``summary`` its line in ``selfspec drafters``; ``samples`` says whether its drafts
+    bring the laws that they were drawn from, which take memory.
     """
 
     Options: ClassVar[type[DraftOptions]] = DraftOptions
     name: ClassVar[str]
     summary: ClassVar[str]
+    samples: ClassVar[bool] = False
 
     def __init__(self, options: DraftOptions, config: ModelConfig) -> None:
         self.options = options
@@ -113,6 +128,16 @@ class Drafter(ABC):
     def uses_prediction(self) -> bool:
         """Whether it drafts from `Text.prediction`; a drafter of drafters does if one of them does."""
         return False
+
+    @property
+    def runs(self) -> str:
+        """What runs a draft step, for people; "none" where no layers do."""
+        return str(self.plan or "none")
+
+    @property
+    def extra_bytes(self) -> Extra:
+        """What it costs in memory: nothing, unless it brings weights or a cache of its own."""
+        return Extra()
 
     def bind(self, host: Host) -> None:  # noqa: B027 (many have nothing to do)
         """Take from the engine what is needed; may be called again with the same one.

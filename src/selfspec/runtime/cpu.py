@@ -17,7 +17,7 @@ from selfspec.model.config import Layer
 from selfspec.model.families import weights_by_role
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.cores import available_processors
-from selfspec.runtime.packing import PRECISIONS, Packed, native
+from selfspec.runtime.packing import BITS, PRECISIONS, Packed, native
 from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.types import SubLayer
 
@@ -154,6 +154,23 @@ class CpuRuntime(Runtime):
         """Bytes of packed weights that a full pass reads."""
         layers = [w for name, w in self._weights.items() if ".layers." in name and isinstance(w, Packed)]
         return sum(weight.data.nbytes for weight in [*layers, self._head])
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all packed weights; the embedding of a tied model is its head."""
+        return sum((w.data if isinstance(w, Packed) else w).nbytes for w in self._weights.values())
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """The core, with as many threads where that was chosen."""
+        chosen = {} if self.threads == available_processors() else {"threads": self.threads}
+        return {"runtime": self.name, **chosen}
+
+    @property
+    def fewer_bits(self) -> tuple[int, ...]:
+        """Of the two that are rounded, those below what most weights have; a cache is laid out alike for all."""
+        own = BITS[self.precision.partition(",")[0]]
+        return tuple(bits for bits in (8, 4) if bits < own)
 
     def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Floats:  # noqa: ARG002
         """Hidden states [R, d] that enter layer 0."""

@@ -23,6 +23,8 @@ KIND_OF_BITS = {32: "fp32", 16: "bf16", 8: "int8", 4: "int4"}
 KIND_OF_BLOCKS = {"Q8_0": "int8", "Q4_0": "int4", "Q4_1": "int4"}
 """GGUF block types whose values are taken over exactly."""
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8", "int4": "int4"}
+BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4}
+"""Of a weight, by precision."""
 
 
 def native() -> Any:

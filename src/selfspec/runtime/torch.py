@@ -110,6 +110,11 @@ class TorchRuntime(Runtime):
         device = self._embedding.device
         return self.name if device.type == "cpu" else f"{self.name} ({device})"
 
+    @property
+    def placement(self) -> dict[str, Any]:
+        """torch, on the same device."""
+        return {"runtime": self.name, "device": str(self._embedding.device)}
+
     @staticmethod
     def has_gpu() -> bool:
         """Whether torch finds a GPU here."""
