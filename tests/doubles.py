@@ -116,7 +116,6 @@ def run(
     seed: int = 0,
     ends: Callable[[int], bool] | Sequence[Callable[[int], bool]] = lambda _: False,
     each_round: Callable[[Context, Sequence[Text], Round], None] | None = None,
-    host: Host | None = None,
 ) -> list[Text]:
     """Generate from ``prompts`` as one ragged batch through the real loop; ``ends`` is one for all, or one each."""
     counts = [new_tokens] * len(prompts) if isinstance(new_tokens, int) else list(new_tokens)
@@ -127,7 +126,7 @@ def run(
         for i, (p, limit, stop) in enumerate(zip(prompts, limits, stops, strict=True))
     ]
     context = Context(runtime, runtime.new_cache(len(texts), max(limits)))
-    made = drafters.create(drafter, runtime.config, options or {}, host)
+    made = drafters.create(drafter, runtime.config, options or {})
     for round_ in decode(context, texts, made):
         if each_round:
             each_round(context, texts, round_)

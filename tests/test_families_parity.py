@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from doubles import run
+from family_drafts import DRAFTS, GAP, KNOWN
 from family_models import CASES, HYBRIDS, WINDOW, attention_and_mlp, family_name, model_of, wide
-from lossless_table import Bush
 
 import selfspec
 from selfspec.drafters.layer_skip import plan_without
@@ -108,28 +108,6 @@ def plain(case):
     return [p + oracle(runtime, p, NEW, Chance(0, i)) for i, p in enumerate(PROMPTS)]
 
 
-def mixed(case):
-    """Drafts that are right for a while and then wrong, at every place of the texts: accepted and rolled back."""
-
-    def script(tokens, gamma):
-        text = next(text for text in plain(case) if text[: len(tokens)] == tokens)
-        right = text[len(tokens) : len(tokens) + gamma]
-        keep = len(tokens) % (gamma + 1)
-        return right[:keep] + [(token + 1) % 101 for token in right[keep:]]
-
-    return script
-
-
-GAP = "attention 2 mlp 1,2"
-DRAFTS = {
-    "exit 1": lambda case: ("early_exit", {"exit_layer": 1, "gamma": 5}),
-    "exit 3, comb": lambda case: ("early_exit", {"exit_layer": 3, "gamma": 4, "siblings": 2}),
-    "gapped": lambda case: ("layer_skip", {"skip": GAP, "gamma": 4}),
-    "mixed": lambda case: ("scripted", {"script": mixed(case), "gamma": 6}),
-    "bush": lambda case: (Bush(runtime_of(case).config, plain(case), gamma=6, exit_layer=2), {}),
-}
-
-
 TREES = {"exit 3, comb", "bush"}
 PAIRS = [(case, draft) for case in CASES for draft in DRAFTS if draft not in TREES or case not in HYBRIDS]
 
@@ -137,7 +115,7 @@ PAIRS = [(case, draft) for case in CASES for draft in DRAFTS if draft not in TRE
 @pytest.mark.parametrize(("case", "draft"), PAIRS)
 def test_every_draft_gives_the_text_of_the_oracle(case, draft):
     """Guards exits, gaps, chains and trees, with rollback across the window, in a ragged batch."""
-    drafter, options = DRAFTS[draft](case)
+    drafter, options = DRAFTS[draft](runtime_of(case).config, plain(case))
     accepted = []
     texts = run(
         runtime_of(case),
@@ -148,7 +126,7 @@ def test_every_draft_gives_the_text_of_the_oracle(case, draft):
         each_round=lambda _context, _texts, round_: accepted.extend(c.accepted for c in round_.commits),
     )
     assert [text.tokens for text in texts] == plain(case)
-    if draft in ("mixed", "bush"):
+    if draft in KNOWN:
         assert max(accepted) >= 3  # else nothing was kept past a rollback
 
 

@@ -69,6 +69,19 @@ def test_a_model_is_opened_once_and_freed_with_its_engine(tiny):
     assert selfspec.load(tiny).open_model(bits=8).runtime is not own.runtime
 
 
+def test_what_is_kept_is_made_once_for_an_engine(tiny):
+    """Guards what is dear to make: drafters come and go with requests."""
+    made = []
+
+    def make():
+        made.append(len(made))
+        return made[-1]
+
+    engines = [selfspec.load(tiny), selfspec.load(tiny)]
+    assert [engine.kept("a", make) for engine in engines for _ in range(2)] == [0, 0, 1, 1]
+    assert engines[0].kept("b", make) == 2
+
+
 def test_models_that_cannot_be_opened(tiny, tmp_path):
     """Guards the errors: one line that says why."""
     engine = selfspec.load(tiny)

@@ -32,7 +32,7 @@ def test_a_drafter_on_a_runtime_gives_the_plain_text(runtime, drafter):
     assert accepted
     if drafter == "wrong":
         assert max(accepted) == 0
-    elif not drafter.startswith("ngram"):  # in short texts a look-up is seldom right
+    elif drafter not in {"ngram", "ngram stop", "ngram comb", "suffix"}:  # in short texts a look-up is seldom right
         assert max(accepted) >= 2
     if drafter == "right":
         assert max(accepted) >= 5

@@ -7,7 +7,7 @@ token, row i the i-th draft token. Its position is n - 1 plus its depth: in a ch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,8 @@ class Text:
     ``limit`` is the most tokens it may have, prompt included; ``ends(token)`` is asked once for every new
     token, in order, and says whether the text is complete with it (end-of-text token or stop string).
     The first ``cached`` tokens have their keys and values in the slot already. What ``tokens`` holds when a
-    `Text` is made is its prompt. A text ends with a ``finish_reason``, or with the ``error`` that ended it.
+    `Text` is made is its prompt; ``prediction`` are tokens that the user expects in the answer. A text ends with
+    a ``finish_reason``, or with the ``error`` that ended it.
     """
 
     index: int
@@ -58,6 +59,7 @@ class Text:
     chance: Chance
     ends: Callable[[int], bool]
     cached: int = 0
+    prediction: Sequence[int] = ()
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     prompt_length: int = field(init=False)
@@ -163,9 +165,9 @@ class Context:
     ) -> tuple[Array, Array | None]:
         """Run ``plan`` over one draft row per text, ``depth`` rows past its pending one.
 
-        With ``runtime``, other weights of the same model run it, on the same cache. Returns the states after the
-        plan [len(texts), d], and those after the layers that it shares with the full model, where verification
-        resumes; None if it shares none.
+        Returns the states after the plan [len(texts), d], and those after the layers that it shares with the full
+        model, where verification resumes; None if it shares none. With ``runtime``, other weights of the same model
+        run the plan on the same cache: they share nothing.
         """
         rows = Rows.of([t.slot for t in texts], [len(t.tokens) - 1 + depth for t in texts])
         used = self.runtime if runtime is None else runtime
@@ -240,7 +242,11 @@ class Context:
             self.runtime.keep(self.cache, _rows([text], [draft]).take([i + 1 for i in branch]))
         tokens = text.extend([draft.tokens[i] for i in branch], verdict.bonus)
         text.cached = len(text.tokens) - 1
-        return Commit(text.index, tokens, draft.widths, verdict.accepted, text.finish_reason)
+        commit = Commit(text.index, tokens, draft.widths, verdict.accepted, text.finish_reason)
+        if not draft.predicted:
+            return commit
+        held = len(set(branch).intersection(draft.predicted))
+        return replace(commit, predicted=len(draft.predicted), predicted_accepted=held)
 
     def _embed(self, tokens: Sequence[int], order: Integers, rows: Rows) -> Array:
         return self.runtime.embed([tokens[r] for r in order], rows.positions[order])

@@ -16,7 +16,8 @@ from selfspec.batch import run_batch
 from selfspec.drafters.base import Drafter, Loaded
 from selfspec.errors import OptionError, PromptError, SelfspecError
 from selfspec.generation import Generation
-from selfspec.model.chat import check_messages
+from selfspec.model.chat import TemplateInputs
+from selfspec.model.messages import Message, check_messages
 from selfspec.request import Completion, Request
 from selfspec.stream import AsyncStream, Memory, Stream
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from selfspec.model import Tokenizer
     from selfspec.runtime.base import Runtime
 
-Message = dict[str, str]
 Ask = str | Sequence[int] | Mapping[str, Any]  # one request of a batch
 Opener = Callable[..., Loaded]  # of a model, None for the engine's own, with keywords that say where it runs
 DEFAULT_DRAFT = "ngram"
@@ -39,7 +39,8 @@ _REQUEST_FIELDS = frozenset(f.name for f in fields(Request))
 class Engine:
     """A loaded model. Generations share the weights; each has its own cache, so streams may interleave.
 
-    ``fingerprint`` tells checkpoints apart; it is empty for a model object. ``opener`` is what `open_model` calls.
+    ``fingerprint`` tells checkpoints apart; it is empty for a model object. ``opener`` is what `open_model` calls,
+    ``notify`` is told what takes long.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Engine:
         name: str,
         fingerprint: str = "",
         opener: Opener | None = None,
+        notify: Callable[[str], None] = lambda _: None,
         **options: Any,
     ) -> None:
         self.fingerprint = fingerprint
@@ -57,6 +59,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.name = name
         self._opener = opener
+        self.notify = notify
         self._kept: dict[Hashable, Any] = {}
         self._keeping = RLock()
         self._defaults: dict[str, Any] = {"draft": DEFAULT_DRAFT}
@@ -207,10 +210,18 @@ class Engine:
         return self._kinds[draft]
 
     def encode(
-        self, prompt: str | Sequence[int] | None = None, *, messages: Sequence[Message] | None = None
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        **options: Any,
     ) -> list[int]:
-        """The token ids of a prompt as `generate` makes them, chat template included."""
-        return self._encode(prompt, messages, Request())
+        """The token ids of a prompt as `generate` makes them, chat template included; options as in `Request`."""
+        if unknown := set(options) - _REQUEST_FIELDS:
+            raise OptionError(
+                f"a prompt has no option {min(unknown)!r}; it has {', '.join(sorted(_REQUEST_FIELDS))}"
+            )
+        return self._encode(prompt, messages, Request(**options))
 
     def _encode(
         self, prompt: str | Sequence[int] | None, messages: Sequence[Message] | None, request: Request
@@ -241,18 +252,20 @@ class Engine:
             raise PromptError("the prompt is empty; give some text")
         wants_chat = request.chat if request.chat is not None else self.tokenizer.has_chat_template
         if messages is None and not wants_chat:
-            if request.system is not None:
-                raise PromptError("a system message needs the chat template; leave it out or use chat")
+            if asked := _for_chat(request):
+                raise PromptError(f"{asked} needs the chat template; leave it out or use chat")
             assert isinstance(prompt, str)
             return self.tokenizer.encode(prompt)
         if messages is not None:
             check_messages(messages)
             if request.chat is False:
                 raise PromptError("messages need the chat template; chat=False is for a plain prompt")
+        elif request.continue_final_message:
+            raise PromptError("continue_final_message goes on with the last of messages; a prompt has none")
         turns = list(messages) if messages is not None else [{"role": "user", "content": str(prompt)}]
         if request.system is not None:
             turns.insert(0, {"role": "system", "content": request.system})
-        return self.tokenizer.encode_chat(turns)
+        return self.tokenizer.encode_chat(turns, not request.continue_final_message, request.template_inputs)
 
 
 def _added(made: list[Drafter], drafter: Drafter) -> Drafter:
@@ -260,10 +273,19 @@ def _added(made: list[Drafter], drafter: Drafter) -> Drafter:
     return drafter
 
 
+def _for_chat(request: Request) -> str:
+    """What of a request only a chat template can take; "" if nothing."""
+    if request.system is not None:
+        return "a system message"
+    inputs, default = request.template_inputs, TemplateInputs()
+    given = (f.name for f in fields(TemplateInputs) if getattr(inputs, f.name) != getattr(default, f.name))
+    return next(given, "")
+
+
 def _token_ids(prompt: Any, request: Request) -> list[int]:
     """A prompt of token ids, as it is given: nothing may be lost on the way."""
-    if request.system is not None or request.chat:
-        raise PromptError("a system message or chat needs a text prompt; this one is token ids")
+    if request.chat or _for_chat(request):
+        raise PromptError(f"{_for_chat(request) or 'chat'} needs a text prompt; this one is token ids")
     if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes):
         raise PromptError(f"the prompt is a {type(prompt).__name__}; it must be text or a list of token ids")
     if wrong := [t for t in prompt if isinstance(t, bool) or not isinstance(t, int | np.integer)]:
@@ -287,16 +309,17 @@ class Conversation:
         self._last: Stream | None = None
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
 
-    def say(self, text: str, **options: Any) -> Stream:
-        """Answer ``text``. Question and answer join ``messages`` when the stream ends, or is closed half-way.
+    def say(self, text: str | Message, **options: Any) -> Stream:
+        """Answer a ``text`` of the user, or another message: the result of a tool, say.
 
-        One answer at a time: they share the cache. Errors in the arguments are raised here, and add nothing.
+        Question and answer join ``messages`` when the stream ends, or is closed half-way. One answer at a time:
+        they share the cache. Errors in the arguments are raised here, and add nothing.
         """
         if self._last is not None and not self._last.is_ended:
             raise PromptError("the last answer is still being written; finish it, or close its stream")
-        if not isinstance(text, str) or not text.strip():
+        if not isinstance(text, Mapping) and (not isinstance(text, str) or not text.strip()):
             raise PromptError("the message is empty; give some text")
-        asked = {"role": "user", "content": text}
+        asked: Message = text if isinstance(text, Mapping) else {"role": "user", "content": text}
 
         def answered(answer: str) -> None:
             self.messages += [asked, {"role": "assistant", "content": answer}]

@@ -6,6 +6,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from selfspec.context import Text
+from selfspec.errors import OptionError
 from selfspec.model import TextStream
 from selfspec.request import Chunk, Completion, Request, draft_buffers
 from selfspec.rounds import Stats
@@ -32,13 +33,28 @@ class Generation:
         self._seed = secrets.randbits(32) if request.seed is None else request.seed
         self.limit = request.limit(engine.config, len(prompt))
         writer = TextStream(engine.tokenizer, request.stops) if engine.tokenizer else None
+        self._prediction = request.predicted(engine.config, engine.tokenizer)
+        if self._prediction and not drafter.uses_prediction:
+            raise OptionError(
+                f"the drafter {drafter.name!r} does not use a prediction; leave it out, or use suffix"
+            )
         self._ending = Ending(writer, () if request.ignore_eos else engine.config.eos_token_ids)
         self._stats = Stats()
 
     def open(self, index: int, slot: int, cached: int = 0) -> Text:
         """Its text, in a slot that holds the first ``cached`` tokens of the prompt."""
         chance = Chance(self._seed)
-        return Text(index, slot, list(self.prompt), self.limit, self._sampling, chance, self._ending, cached)
+        return Text(
+            index,
+            slot,
+            list(self.prompt),
+            self.limit,
+            self._sampling,
+            chance,
+            self._ending,
+            cached,
+            self._prediction,
+        )
 
     def take(self, round_: Round) -> list[Chunk]:
         """Count a round of this text alone, and give what it added."""

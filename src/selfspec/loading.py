@@ -12,7 +12,6 @@ from selfspec.drafters.base import Loaded
 from selfspec.engine import Engine
 from selfspec.errors import OptionError, RuntimeMissingError, UnsupportedModelError
 from selfspec.model import EMBEDDED, Tokenizer, config_of, find_checkpoint
-from selfspec.model.load import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +38,8 @@ def load(
     Parameters
     ----------
     model
-        ``"smollm2-135m"`` (the embedded model), a Hugging Face folder, a ``.gguf`` file, a hub id, or a
-        transformers model object, whose parameter tensors are then shared, not copied.
+        ``"smollm2-135m"`` (the embedded model), ``"gemma3-270m"``, a Hugging Face folder, a ``.gguf`` file, a
+        hub id, or a transformers model object, whose parameter tensors are then shared, not copied.
     tokenizer
         Only with a model object: its fast tokenizer. Without one, prompts are token ids.
     runtime
@@ -50,7 +49,7 @@ def load(
     notify
         Called with a line when something takes long or was repaired (conversion, damaged cache).
     progress
-        Called with the weights packed so far and in all, when they are packed for the native core.
+        Called with the weights done so far and in all, when they are converted or packed.
     options
         For the native core ``bits`` (4, 8, 16 or 32 a weight; None keeps what is stored) and ``threads``; for
         torch ``dtype`` ("float64", "float32", "bfloat16", "float16"; None keeps what is stored) and ``device``
@@ -77,7 +76,7 @@ def load(
             raise OptionError("a model object has no files to open a second time; load its folder instead")
         return _open(found, runtime, dict.fromkeys(PLACING) | placement, told)
 
-    return Engine(*opened, opener, **options)
+    return Engine(*opened, opener, notify, **options)
 
 
 def _shared(model: Any, tokenizer: Any, runtime: str, placed: dict[str, Any]) -> Loaded:
@@ -88,6 +87,8 @@ def _shared(model: Any, tokenizer: Any, runtime: str, placed: dict[str, Any]) ->
         raise OptionError(f"{given[0]} is not for a model object; convert the model itself with .to(...)")
     own = None if tokenizer is None else Tokenizer.of(tokenizer)
     shared = _torch().of(model, () if own is None else own.eos_token_ids)
+    if own is not None:
+        own.limit = shared.config.vocab_size
     return Loaded(shared, own, type(model).__name__, "")
 
 
@@ -95,7 +96,7 @@ def _open(model: Any, runtime: str, placed: dict[str, Any], told: tuple[Any, Any
     """A model that is named, ready to run; ``told`` are those of notify and progress."""
     given = [name for name, value in placed.items() if value is not None]
     chosen = _choose(runtime, given, False)
-    notify, _ = told
+    notify, progress = told
     if chosen == "cpu" and (missing := _lacking(model)):
         if runtime == "cpu" or given:
             without = f" without {' and '.join(given)}" if given else ""
@@ -106,7 +107,7 @@ def _open(model: Any, runtime: str, placed: dict[str, Any], told: tuple[Any, Any
         chosen = "torch"
     if chosen == "cpu":
         return _on_cpu(model, placed, told)
-    checkpoint = find_checkpoint(model, notify=notify)
+    checkpoint = find_checkpoint(model, notify=notify, progress=progress)
     made = _torch().load(checkpoint.config, checkpoint.weight_files, placed["dtype"], placed["device"] or "auto")
     return Loaded(made, checkpoint.tokenizer, checkpoint.name, checkpoint.fingerprint)
 
@@ -124,17 +125,16 @@ def _on_cpu(model: Any, placed: dict[str, Any], told: tuple[Any, Any]) -> Loaded
 
 def _lacking(model: str | os.PathLike[str]) -> str:
     """What the native core lacks for this checkpoint, in words; "" if it can run it."""
-    kind, _, _ = locate(model)
-    if kind == "gguf":  # of families that it runs
+    if model == EMBEDDED:  # of the Llama type; reading the head of its file would be a sixth of the start
         return ""
-    from selfspec.runtime.cpu import lacking
+    from selfspec.runtime.cpu_model import lacking
 
     return lacking(config_of(model))
 
 
 def default_runtime(config: ModelConfig) -> str:
     """The name of the runtime that would run this model here by default."""
-    from selfspec.runtime.cpu import lacking
+    from selfspec.runtime.cpu_model import lacking
 
     chosen = _choose("auto", [], False)
     return "torch" if lacking(config) else chosen
@@ -142,7 +142,8 @@ def default_runtime(config: ModelConfig) -> str:
 
 def default_runs_on(config: ModelConfig) -> str:
     """What would run this model here by default: the native core with its kernels and threads, or torch."""
-    from selfspec.runtime.cpu import described, lacking
+    from selfspec.runtime.cpu import described
+    from selfspec.runtime.cpu_model import lacking
 
     if _choose("auto", [], False) == "torch":
         return "torch"

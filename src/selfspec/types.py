@@ -321,7 +321,7 @@ class Draft:
     before it: a sibling that was drawn without replacement has the law without the siblings drawn before.
     ``laws`` None means that the tokens were chosen deterministically. Row 0 of a draft is the pending token,
     row i + 1 ``tokens[i]``. ``hidden`` [h, d] are states after ``layer`` layers of its first h rows:
-    verification resumes there.
+    verification resumes there. ``predicted`` are the indices of tokens that come from the user's prediction.
     """
 
     tokens: tuple[int, ...] = ()
@@ -329,6 +329,7 @@ class Draft:
     hidden: Array | None = None
     layer: int = 0
     parents: tuple[int, ...] | None = None
+    predicted: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.laws is None or len(self.laws) == len(self.tokens)

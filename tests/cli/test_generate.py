@@ -13,8 +13,8 @@ FIELDS = [
     "accepted_per_position", "tokens_per_second", "decode_tokens_per_second", "ttft_seconds", "seconds",
     "draft_seconds", "draft_row_layers", "verify_row_layers", "prefill_row_layers", "model",
     "runtime", "runs_on", "precision", "draft", "plan", "gamma",
-    "seed", "kv_bytes", "state_bytes", "rollback_bytes", "buffers",
-    "draft_weight_bytes", "draft_kv_bytes",
+    "seed", "kv_bytes", "state_bytes", "rollback_bytes", "buffers", "draft_weight_bytes", "draft_kv_bytes",
+    "accepted_prediction_tokens", "rejected_prediction_tokens",
 ]
 # fmt: on
 LONG = ["--max-new-tokens", "24", "--ignore-eos"]
@@ -265,3 +265,52 @@ def test_modes_that_cannot_be_verified_are_refused_before_the_model_is_loaded(re
     line = refused("generate", "hello", "--model", "no-such-model", flag, "2")
     assert f"{flag.strip('-').replace('-', '_')} is not offered: " in line
     assert flag not in call("generate", "--help").stdout
+
+
+# -- the chat template ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_tools(tmp_path):
+    """The folder of a model whose template takes tools and an option, and a file of tools."""
+    model = write_model(tmp_path / "model")
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}{{ quick }}{{ messages[-1].content }}"
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    (tmp_path / "tools.json").write_text('[{"name": "add"}]')
+    return ["--model", model, "--json", "--max-new-tokens", "1"], tmp_path
+
+
+def test_tools_and_chat_options(call, with_tools):
+    """Guards the flags: what they say is in the prompt."""
+    base, folder = with_tools
+
+    def tokens(*flags):
+        result = call("generate", "hi", *base, *flags)
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)["prompt_tokens"]
+
+    assert tokens() == len("hi")
+    assert tokens("--tools", folder / "tools.json") == len('[{"name": "add"}]hi')
+    assert tokens("--chat-option", "quick=false") == len("Falsehi") == tokens("--chat-option", "quick=False")
+    assert tokens("--chat-option", "quick=very") == len("veryhi")
+    (folder / "own.jinja").write_text("own {{ messages[0].content }}\n")
+    assert tokens("--chat-template", folder / "own.jinja") == len("own hi")
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--tools", "none.json"], "none.json"),
+        (["--tools", "{}/model/chat_template.jinja"], "is no JSON"),
+        (["--tools", "{}/number.json"], "list of JSON schemas"),
+        (["--chat-option", "quick"], "NAME=VALUE"),
+        (["--chat-option", "slow=1"], "does not read; it reads quick"),
+        (["--chat-template", "rag"], "this model has default"),
+        (["--tools", "{}/tools.json", "--no-chat"], "tools needs the chat template"),
+    ],
+)
+def test_wrong_flags_for_the_template(refused, with_tools, flags, part):
+    """Guards one line for each."""
+    base, folder = with_tools
+    (folder / "number.json").write_text("3")
+    assert part in refused("generate", "hi", *base, *(flag.format(folder) for flag in flags))

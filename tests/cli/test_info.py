@@ -81,19 +81,25 @@ def test_packed_sizes_are_those_of_the_core(call, folder, refused):
     assert "leave one out" in refused("info", folder, "--bits", "8", "--dtype", "float32")
 
 
-def test_bits_are_refused_for_what_the_core_cannot_run(tmp_path, refused):
-    """Guards one line instead of a traceback: names and shapes of other families are others."""
+def test_of_a_mixture_a_row_reads_its_own_experts(call, tmp_path):
+    """Guards c of a mixture on the core: experts that a row does not have are held and not read."""
     values = {
         "architectures": ["MixtralForCausalLM"],
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
-        "num_key_value_heads": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": 8,
         "vocab_size": 64,
     }
     (tmp_path / "config.json").write_text(json.dumps(values))
-    assert "has no mixtures of experts, which mixtral needs" in refused("info", tmp_path, "--bits", "8")
+    found = document(call, tmp_path, "--bits", "8")
+    experts, router = 3 * 8 * 32 * 64 // 32 * 34, 16 * 32 * 4  # the router in float32, padded to 16 rows
+    layer = (2 * 32 * 32 + 2 * 32 * 16) // 32 * 34 + experts + router + 2 * 32 * 4
+    active, head = layer - experts * 6 // 8, found["bytes"]["head"]
+    assert found["bytes"]["layer"] == layer
+    assert found["c_by_exit_layer"][0]["c"] == pytest.approx((active + head) / (2 * active + head))
 
 
 def test_buffers_of_a_draft_round(call, folder):
@@ -122,6 +128,7 @@ def test_what_drafters_hold_is_counted(call, folder, refused):
     second = rows["draft_model", "int4"]
     assert (second["weights"], second["kv_per_token"]) == (packed["4"]["bytes"]["total"], 2 * 2 * L * KV)
     assert second["keeps"] == "a second checkpoint"
+    assert rows["clasp", "none"]["c"] is None  # it searches its layers as it writes
     assert "quantized" not in {row["drafter"] for row in packed["4"]["drafters"]}
     assert "what a drafter holds beyond plain decoding" in call("info", folder).stdout
     assert "--draft-bits is for --draft-model" in refused("info", folder, "--draft-bits", "4")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from family_models import CASES, WINDOW, model_of
+from family_models import CASES, HYBRIDS, WINDOW, model_of
 from safetensors.torch import load_file, save_file
 from tiny_folder import write_model
 from tokenizers import Tokenizer as Backend
@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING
 import selfspec
 from selfspec.errors import CorruptModelError, UnsupportedModelError
 from selfspec.model.families import FAMILIES, config_from_hf, weight_shapes
-from selfspec.runtime.cpu import lacking
+from selfspec.runtime.cpu_model import lacking
 from selfspec.types import LayerPlan, Rows
 
 SIZES = {
@@ -274,20 +274,43 @@ def test_the_text_part_of_a_model_that_sees_is_a_model(case, folders, tmp_path):
     assert found.token_ids == want.token_ids
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "llama"])
-def test_what_the_core_does_not_have_runs_in_torch_and_says_so(case, folders):
+@pytest.mark.parametrize("case", [case for case in CASES if case not in HYBRIDS])
+def test_a_saved_model_runs_on_the_core(case, folders):
+    """Guards the way from a file into the core: fused, transposed and joint weights, packed and mapped."""
+    core, torch = selfspec.load(folders(case), runtime="cpu"), selfspec.load(folders(case), dtype="float64")
+    rows, plan = Rows.of([0] * 12, range(12)), LayerPlan.full(4)
+    found = []
+    for runtime in (core.runtime, torch.runtime):
+        hidden, _ = runtime.run(runtime.embed(range(12), rows.positions), plan, rows, runtime.new_cache(1, 12))
+        found.append(runtime.logits(hidden))
+    assert np.abs(found[0] - found[1]).max() < 2e-5 * np.abs(found[1]).max()
+
+
+def test_what_the_core_does_not_have_runs_in_torch_and_says_so(folders, monkeypatch):
     """Guards the fall back: the core must never run a model whose facts it does not know."""
-    folder, told = folders(case), []
+    monkeypatch.setattr("selfspec.runtime.cpu_model._ACTIVATIONS", ("gelu",))
+    folder, told = folders("mistral"), []
     missing = lacking(config_from_hf(json.loads((folder / "config.json").read_text())))
     engine = selfspec.load(folder, notify=told.append)
     assert engine.runtime.name == "torch"
-    assert missing
+    assert missing == "the activation silu"
     assert any(missing in line and "torch" in line for line in told)
     with pytest.raises(UnsupportedModelError, match="the native core has no") as caught:
         selfspec.load(folder, runtime="cpu")
     assert "\n" not in str(caught.value)
     with pytest.raises(UnsupportedModelError, match="bits"):
         selfspec.load(folder, bits=8)
+
+
+@pytest.mark.parametrize("case", HYBRIDS)
+def test_recurrent_layers_run_in_torch_and_a_line_says_so(case, folders):
+    """Guards what people see who load one of these families where the core is built."""
+    told = []
+    assert selfspec.load(folders(case), notify=told.append).runtime.name == "torch"
+    assert told == ["the native core has no recurrent layers; running in torch"]
+    for options in ({"runtime": "cpu"}, {"bits": 8}):
+        with pytest.raises(UnsupportedModelError, match="the native core has no recurrent layers, which"):
+            selfspec.load(folders(case), **options)
 
 
 def test_weights_are_counted_once():

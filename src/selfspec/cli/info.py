@@ -114,17 +114,18 @@ def _plain(config: ModelConfig, dtype: str) -> _Sizes:
 def _packed(name: str, config: ModelConfig, bits: int | None) -> _Sizes:
     """As the native core holds it, with the padding of its matrices."""
     from selfspec.model.config import DTYPE_BYTES
-    from selfspec.model.families import weights_by_role
     from selfspec.runtime.cpu import default_kv
+    from selfspec.runtime.cpu_model import active_bytes
     from selfspec.runtime.packed import packed_sizes
+    from selfspec.runtime.parts import parts_of
 
     precision, sizes = packed_sizes(name, bits)
-    ends = {role: sizes[weight.name] for role, weight in weights_by_role(config).items()}
+    ends = {role: sizes[part.key] for role, part in parts_of(config)[0].items()}
     layer = (sum(sizes.values()) - sum(ends.values())) // config.num_layers
     return _Sizes(
         precision=precision,
         layer=layer,
-        active_layer=layer,
+        active_layer=active_bytes(config, sizes) // config.num_layers,
         head=ends["embedding" if config.tied_head else "head"] + ends["final_norm"],
         embedding=ends["embedding"],
         total=sum(sizes.values()),
@@ -175,13 +176,16 @@ def _costs(config: ModelConfig, sizes: _Sizes) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Price:
-    """What a drafter holds beyond plain decoding, and what a draft step reads, as a share of a full step."""
+    """What a drafter holds beyond plain decoding, and what a draft step reads, as a share of a full step.
+
+    ``c`` is None where that is known only when it runs.
+    """
 
     drafter: str
     runs: str
     weights: int
     kv_per_token: int
-    c: float
+    c: float | None
     keeps: str  # besides the model's own files
 
     def to_dict(self) -> dict[str, Any]:
@@ -194,14 +198,13 @@ def _prices(
 ) -> Iterator[_Price]:
     """Drafters of the model's own layers, then those with weights of their own."""
     from selfspec.model.load import config_of
-    from selfspec.runtime.cpu import lacking
+    from selfspec.runtime.cpu_model import lacking
     from selfspec.runtime.packing import BITS
 
     whole = sizes.step(config.num_layers)
     for drafter in _drafters(config):
         if drafter.name != "quantized":
-            c = sizes.step(drafter.plan.row_layers) / whole if drafter.plan else 0.0
-            yield _Price(drafter.name, drafter.runs, 0, 0, c, "nothing")
+            yield _Price(drafter.name, drafter.runs, 0, 0, _share(drafter, sizes, whole), "nothing")
     own = BITS.get(sizes.precision.partition(",")[0], 64)
     for bits in (8, 4):
         if bits < own and not lacking(config):
@@ -215,6 +218,14 @@ def _prices(
         kv = second.kv_values_per_token * held.kv_width
         c = held.step(second.num_layers) / whole
         yield _Price("draft_model", f"{draft_model} {held.precision}", held.total, kv, c, "a second checkpoint")
+
+
+def _share(drafter: Drafter, sizes: _Sizes, whole: float) -> float | None:
+    """The c of a drafter of the model's own layers, of which a ``whole`` step reads so many bytes."""
+    plan = drafter.plan
+    if plan is None:
+        return None if drafter.samples else 0.0
+    return None if plan.experts is not None else sizes.step(plan.row_layers) / whole
 
 
 def _buffers(config: ModelConfig, width: int) -> Iterator[dict[str, Any]]:
@@ -304,7 +315,7 @@ def _price_table(rows: list[dict[str, Any]]) -> str:
             row["runs"],
             size(row["weights"]),
             size(row["kv_per_token"]),
-            f"{row['c']:.3f}",
+            "-" if row["c"] is None else f"{row['c']:.3f}",
             row["keeps"],
         )
         for row in rows

@@ -77,6 +77,9 @@ class Host(Protocol):
     def fingerprint(self) -> str:
         """Of the target's checkpoint; empty for a model object."""
 
+    def notify(self, line: str) -> None:
+        """Tell the user of something that takes long."""
+
     def open_model(self, model: str | os.PathLike[str] | None = None, **placement: Any) -> Loaded:
         """A model, by default the target's own checkpoint, placed as `selfspec.load` would (runtime, bits, ...).
 
@@ -135,6 +138,11 @@ class Drafter(ABC):
     def extra_bytes(self) -> Extra:
         """What it costs in memory: nothing, unless it brings weights or a cache of its own."""
         return Extra()
+
+    @property
+    def uses_prediction(self) -> bool:
+        """Whether it drafts from `Text.prediction`; a drafter of drafters does if one of them does."""
+        return False
 
     def bind(self, host: Host) -> None:  # noqa: B027 (many have nothing to do)
         """Take from the engine what is needed; may be called again with the same one.

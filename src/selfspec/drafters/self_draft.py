@@ -14,7 +14,7 @@ from selfspec.drafters.steps import Growing, StepDrafter
 from selfspec.types import Array, Draft, namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from selfspec.context import Context, Text
     from selfspec.types import LayerPlan
@@ -27,29 +27,25 @@ class SelfDraft(StepDrafter):
     def plan_of(self, text: Text) -> LayerPlan:
         """The layers of a draft step of this text, in this round."""
 
+    def groups(self, chains: list[Growing]) -> Iterable[list[Growing]]:
+        """Those of one plan together."""
+        found: dict[LayerPlan, list[Growing]] = {}
+        for chain in chains:
+            found.setdefault(self.plan_of(chain.text), []).append(chain)
+        return found.values()
+
     def step(self, context: Context, growing: Sequence[Growing]) -> Array:
-        """Run each draft's plan and the head over its last token, drafts of one plan together."""
-        groups: dict[LayerPlan, list[int]] = {}
-        for i, chain in enumerate(growing):
-            groups.setdefault(self.plan_of(chain.text), []).append(i)
-        states: list[Array] = []
-        for plan, members in groups.items():
-            chains = [growing[i] for i in members]
-            texts, tokens = [chain.text for chain in chains], [chain.last for chain in chains]
-            hidden, kept = context.step(plan, texts, tokens, chains[0].depth)
-            states.append(hidden)
-            if kept is not None:
-                for row, chain in enumerate(chains):
-                    chain.hidden.append(kept[row : row + 1])
-        if len(groups) == 1:
-            return context.runtime.logits(states[0])
-        logits = context.runtime.logits(namespace(states[0]).concat(states, axis=0))
-        order = [i for members in groups.values() for i in members]
-        return logits[sorted(range(len(order)), key=order.__getitem__)]
+        """Run the plan and the head over the last token of each draft; the states of shared layers are kept."""
+        texts, tokens = [chain.text for chain in growing], [chain.last for chain in growing]
+        hidden, kept = context.step(self.plan_of(texts[0]), texts, tokens, growing[0].depth)
+        if kept is not None:
+            for i, chain in enumerate(growing):
+                chain.kept.append(kept[i : i + 1])
+        return context.runtime.logits(hidden)
 
     def finish(self, chain: Growing) -> Draft:
         """The draft with its states, where verification resumes: a row more than tokens if it was stopped."""
-        if not chain.hidden:
+        if not chain.kept:
             return chain.comb.draft()
-        hidden = namespace(chain.hidden[0]).concat(chain.hidden, axis=0)
-        return chain.comb.draft(hidden, self.plan_of(chain.text).shared_prefix)
+        states = namespace(chain.kept[0]).concat(chain.kept, axis=0)
+        return chain.comb.draft(states, self.plan_of(chain.text).shared_prefix)

@@ -20,7 +20,7 @@ from selfspec.sampling import top_probability
 from selfspec.types import Array, Distribution, Draft, OneHot, namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from selfspec.context import Context, Text
     from selfspec.model.config import ModelConfig
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class Growing:
-    """The draft of one text while it grows; ``hidden`` are the states that its steps keep, if any."""
+    """The draft of one text while it grows; ``kept`` are the states that its steps keep, if any."""
 
     def __init__(self, options: CombOptions, text: Text, gamma: int) -> None:
         self.text = text
         self.gamma = gamma
         self.comb = Comb(options, text.room(), gamma)
-        self.hidden: list[Array] = []
+        self.kept: list[Array] = []
 
     @property
     def last(self) -> int:
@@ -51,16 +51,21 @@ class Growing:
 class StepDrafter(Drafter):
     """Grows chains, with leaves where asked for; a subclass runs the passes."""
 
+    options: CombOptions
     samples = True
 
     def __init__(self, options: CombOptions, config: ModelConfig) -> None:
         super().__init__(options, config)
-        self._comb_options = options
+        self._combs = options
         self._stops: dict[Text, ConfidenceStop] = {}
 
     @abstractmethod
     def step(self, context: Context, growing: Sequence[Growing]) -> Array:
         """Logits [len(growing), V] of what follows the last token of each draft, all of one depth."""
+
+    def groups(self, chains: list[Growing]) -> Iterable[list[Growing]]:
+        """Chains whose steps can run together."""
+        return [chains]
 
     def finish(self, chain: Growing) -> Draft:
         """What becomes of a draft that grows no further."""
@@ -80,8 +85,13 @@ class StepDrafter(Drafter):
 
     def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
         """Chains of γ tokens, with leaves where asked for, shorter where the confidence stop ends them."""
-        chains = [Growing(self._comb_options, text, gamma) for text, gamma in zip(texts, gammas, strict=True)]
-        growing = [chain for chain in chains if chain.gamma > 0]
+        chains = [Growing(self._combs, text, gamma) for text, gamma in zip(texts, gammas, strict=True)]
+        for group in self.groups([chain for chain in chains if chain.gamma > 0]):
+            self._grow_all(context, group)
+        return [self.finish(chain) for chain in chains]
+
+    def _grow_all(self, context: Context, growing: list[Growing]) -> None:
+        """Grow chains together, a token each at a time."""
         while growing:
             logits = self.step(context, growing)
             growing = [
@@ -89,7 +99,6 @@ class StepDrafter(Drafter):
                 for chain, row in zip(growing, logits, strict=True)
                 if self._grow(chain, row) and chain.depth < chain.gamma
             ]
-        return [self.finish(chain) for chain in chains]
 
     def _grow(self, chain: Growing, logits: Array) -> bool:
         """Add the next token and its siblings; False when low confidence, or no token to choose, ends the draft."""

@@ -20,11 +20,12 @@ from selfspec.model.config import DTYPE_BYTES
 from selfspec.model.families import config_from_hf, family_of, weight_shapes, weights_by_role, with_layout_of
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.products import linear
+from selfspec.runtime.rings import split
 from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.runtime.states import BLOCK
 from selfspec.runtime.torch_block import Block, norm_of
 from selfspec.runtime.torch_cache import FEWER, TorchCache, memory_for
-from selfspec.runtime.torch_placement import Placement, Turn, split
+from selfspec.runtime.torch_placement import Placement, Turn
 from selfspec.types import MOST_ROWS, Array, LayerPlan, Rows, SubLayer
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import torch
 
 from selfspec.errors import OutOfMemoryError
 from selfspec.runtime.base import Cache
+from selfspec.runtime.rings import Rings
 from selfspec.runtime.torch_states import States
 
 if TYPE_CHECKING:
@@ -20,23 +21,6 @@ if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
 
 FEWER = "ask for fewer tokens, or fewer texts at once"
-
-
-class Rings(NamedTuple):
-    """The window of each layer, and how many cells more than that a ring has; a window of 0 is no attention.
-
-    Cell c of a text lies in place c modulo the size of the ring. ``spare`` is the most rows of a slot in one
-    pass: what they overwrite is older than any window of this round or the next, accepted or not.
-    """
-
-    windows: tuple[int | None, ...]
-    spare: int
-
-    def sizes(self, length: int) -> list[int]:
-        """How many cells of a slot each layer has."""
-        return [
-            length if window is None else min(length, window and window + self.spare) for window in self.windows
-        ]
 
 
 class Store(NamedTuple):
@@ -71,7 +55,7 @@ class TorchCache(Cache):
         """
         slots, length = shape
         layers = [config.layer(index) for index in range(config.num_layers)]
-        rings = Rings(tuple(layer.window if layer.attends else 0 for layer in layers), spare[0])
+        rings = Rings.of(config, spare[0])
         heads = (config.num_kv_heads, config.head_dim)
         keys, values = (
             [writable(like, (slots, size, *heads)) for size in rings.sizes(length)] for _ in ("keys", "values")
@@ -111,8 +95,8 @@ class TorchCache(Cache):
         """
         if self.states:
             return to in (0, written)
-        came_round = any(t.shape[1] < written + self.rings.spare for t in self.keys if t.shape[1] < self.length)
-        return not came_round or to >= written - 1
+        smallest = min((t.shape[1] for t in self.keys if 0 < t.shape[1] < self.length), default=0)
+        return self.rings.rewinds(smallest, written, to)
 
 
 def _lengthened(old: Tensor, length: int) -> Tensor:
