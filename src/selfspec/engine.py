@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from threading import RLock
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +29,7 @@ Message = dict[str, str]
 Ask = str | Sequence[int] | Mapping[str, Any]  # one request of a batch
 DEFAULT_DRAFT = "ngram"
 DEFAULT_SLOTS = 8
+T = TypeVar("T")
 _REQUEST_FIELDS = frozenset(f.name for f in fields(Request))
 
 
@@ -45,6 +47,8 @@ class Engine:
         self.config = runtime.config
         self.tokenizer = tokenizer
         self.name = name
+        self._kept: dict[Hashable, Any] = {}
+        self._keeping = RLock()
         self._defaults: dict[str, Any] = {"draft": DEFAULT_DRAFT}
         self._kinds: dict[str, type[Drafter]] = {}  # finding one reads the metadata of all packages
         self._defaults = self._over(self._defaults, options)
@@ -149,6 +153,14 @@ class Engine:
             raise OptionError(f"{self.name} has no chat template; use generate with a plain prompt")
         return Conversation(self, system)
 
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make()`` gave for this key, made once and kept as long as the engine: drafters come and go."""
+        with self._keeping:  # two threads must not make it twice; making one may need another
+            if key not in self._kept:
+                self._kept[key] = make()
+            found: T = self._kept[key]
+            return found
+
     def _over(self, base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """``options`` on top of those of ``base``, whose draft options belong to its own drafter."""
         merged = dict(base)
@@ -165,7 +177,7 @@ class Engine:
         if request.stops and self.tokenizer is None:
             raise OptionError("stop needs a tokenizer, and this engine has none")
         try:
-            return request, drafters.create(self._kind(options["draft"]), self.config, rest)
+            return request, drafters.create(self._kind(options["draft"]), self.config, rest, self)
         except OptionError as error:
             raise _with_request_options(error, rest) from None
 

@@ -296,7 +296,8 @@ class Draft:
     before it: a sibling that was drawn without replacement has the law without the siblings drawn before.
     ``laws`` None means that the tokens were chosen deterministically. Row 0 of a draft is the pending token,
     row i + 1 ``tokens[i]``. ``hidden`` [h, d] are states after ``layer`` layers of its first h rows:
-    verification resumes there.
+    verification resumes there. ``chances[d]`` is how likely the chain's token at depth d is thought to hold if
+    those before it do, known before it was drawn; empty where the drafter does not say.
     """
 
     tokens: tuple[int, ...] = ()
@@ -304,6 +305,7 @@ class Draft:
     hidden: Array | None = None
     layer: int = 0
     parents: tuple[int, ...] | None = None
+    chances: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.laws is None or len(self.laws) == len(self.tokens)

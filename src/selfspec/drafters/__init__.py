@@ -7,7 +7,7 @@ from dataclasses import fields
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
-from selfspec.drafters.base import Drafter
+from selfspec.drafters.base import Drafter, Host
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -53,11 +53,21 @@ def option_names(cls: type[Drafter]) -> list[str]:
     return [f.name for f in fields(cls.Options)]
 
 
-def create(draft: str | type[Drafter] | Drafter, config: ModelConfig, options: dict[str, Any]) -> Drafter:
-    """A drafter from its name or class and its options, or a ready instance as it is.
+def create(
+    draft: str | type[Drafter] | Drafter, config: ModelConfig, options: dict[str, Any], host: Host | None = None
+) -> Drafter:
+    """A drafter from its name or class and its options, or a ready instance as it is; bound to ``host``, if any.
 
-    Raises OptionError for an unknown name, an option that the drafter does not have, or a bad value.
+    Raises OptionError for an unknown name, an option that the drafter does not have, or a bad value; and as
+    `Drafter.bind`.
     """
+    made = _made(draft, config, options)
+    if host is not None:
+        made.bind(host)
+    return made
+
+
+def _made(draft: str | type[Drafter] | Drafter, config: ModelConfig, options: dict[str, Any]) -> Drafter:
     if isinstance(draft, Drafter):
         if options:
             raise OptionError(f"options {', '.join(options)} were given with a drafter that is already made")

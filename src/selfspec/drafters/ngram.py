@@ -148,6 +148,7 @@ class Ngram(Drafter):
     Options = NgramOptions
     name = "ngram"
     summary = "copies what followed the same n-gram earlier in prompt and output, where it pays; runs no layers"
+    is_free = True
 
     def __init__(self, options: NgramOptions, config: ModelConfig) -> None:
         super().__init__(options, config)
@@ -196,7 +197,7 @@ class Ngram(Drafter):
             others = [other for other in dict.fromkeys(ahead) if other != token][: comb.width]
             if confidence < self._settings.confidence or gain < MARGIN * price(rows) * (1 + len(others)):
                 break
-            comb.add(token, others)
+            comb.add(token, others, chance=confidence)
             rows += 1 + len(others)
             if token in self.config.eos_token_ids:
                 break

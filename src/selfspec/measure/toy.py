@@ -39,7 +39,7 @@ class MarkovRuntime(Runtime):
     def __init__(self, vocab_size: int = 4, num_layers: int = 3, seed: int = 0) -> None:
         random = np.random.default_rng(seed)
         self.config = ModelConfig(
-            family="toy",
+            family="llama",
             num_layers=num_layers,
             hidden_size=vocab_size,
             intermediate_size=vocab_size,

@@ -31,7 +31,7 @@ class PassCosts:
         """Learn from a pass of ``rows`` rows over all layers that took ``seconds``, with what belongs to it."""
         if seconds <= 0.0:
             return
-        if self._sums[0]:
+        if self.is_known:
             seconds = min(seconds, _SPIKE * self._line[0] * self.v(rows))
         x, z = rows - 1.0, float(max(0, rows - BEND))
         seen = (1.0, x, z, x * x, x * z, z * z, seconds, x * seconds, z * seconds)
@@ -42,6 +42,15 @@ class PassCosts:
         n, sx, sz, xx, zz = n + 2 * lean * PRIOR, sx - lean, sz - lean, xx + _TRUST, zz + _TRUST
         a, b, c = _solved((n, sx, sz), (sx, xx, xz), (sz, xz, zz), (y, xy, zy))
         self._line = (max(a, 1e-9), max(b, 0.0), max(c, 0.0))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any pass was seen: before, only `v` and `price` mean something."""
+        return self._sums[0] > 0.0
+
+    def seconds(self, rows: int) -> float:
+        """What a pass of ``rows`` rows is expected to take, with what belongs to it; 0 for no rows."""
+        return self._line[0] * self.v(rows) if rows else 0.0
 
     def v(self, rows: int) -> float:
         """v(T): the cost of a pass of ``rows`` rows ÷ that of one row; never less than 1."""

@@ -1,0 +1,198 @@
+"""What `auto` knows of its candidates: how often they were right, what they take, and what may be spent on asking.
+
+Everything is counted with a discount, so that nothing is believed for ever. One process may share it between
+generations that run at once: a lost count does no harm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from selfspec.runtime.costs import PassCosts
+
+MEMORY = 0.92
+"""Weight of a token that was judged among those judged since."""
+AGING = 0.99
+"""The same per round: what was not tried for a long time is known no more."""
+PRIOR = 0.25
+"""How often an unknown draft is taken to be right: most exits of models that were not trained for it seldom are."""
+PRIOR_WEIGHT = 2.0
+TEXT_WEIGHT = 4.0
+"""How many tokens of a text what was seen in others counts for."""
+STATED_WEIGHT = 8.0
+"""How many tokens what a drafter says of its own chances counts for."""
+HOPE_WEIGHT = 4.0
+"""How many tokens a doubt needs: judging what is worth a probe, the unknown is taken to be right."""
+_EDGES = (0.3, 0.5, 0.7, 0.85)
+
+Cell: TypeAlias = tuple[str, int]
+
+
+def cell_at(depth: int, chances: Sequence[float]) -> Cell:
+    """What is counted together: tokens of like chance where the drafter says it, else of one depth."""
+    if not chances:
+        return ("depth", min(depth, 7))
+    return ("chance", sum(chances[depth] >= edge for edge in _EDGES))
+
+
+class Counts:
+    """Right and judged tokens by cell, with a discount for what came since; ``now`` counts rounds."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._cells: dict[Hashable, tuple[float, float, int]] = {}
+
+    def seen(self, cell: Hashable) -> tuple[float, float]:
+        """How many were right, and judged, in today's weight."""
+        right, judged, when = self._cells.get(cell, (0.0, 0.0, self.now))
+        weight = AGING ** (self.now - when)
+        return right * weight, judged * weight
+
+    def rate(self, cell: Hashable, prior: float, weight: float) -> float:
+        """The mean of a Beta law that began at ``prior`` with the weight of so many tokens."""
+        right, judged = self.seen(cell)
+        return (right + weight * prior) / (judged + weight)
+
+    def learn(self, cell: Hashable, is_right: bool) -> None:
+        """Count a token."""
+        right, judged = self.seen(cell)
+        self._cells[cell] = (MEMORY * right + is_right, MEMORY * judged + 1.0, self.now)
+
+
+class Mean:
+    """A discounted ratio of sums: seconds to work, tokens to seconds."""
+
+    SPIKE = 3.0  # what is further above the ratio was disturbed
+
+    def __init__(self, memory: float) -> None:
+        self._memory = memory
+        self._above = self._below = 0.0
+
+    def learn(self, above: float, below: float, rounds: int = 1) -> None:
+        """Add one observation, ``rounds`` after the last one."""
+        if self._below > 0.0:
+            above = min(above, self.SPIKE * below * self._above / self._below)
+        weight = self._memory**rounds
+        self._above = weight * self._above + above
+        self._below = weight * self._below + below
+
+    def value(self, unknown: float) -> float:
+        """The ratio; ``unknown`` before anything was seen."""
+        return self._above / self._below if self._below > 0.0 else unknown
+
+
+@dataclass
+class Record:
+    """What is known of one candidate, over all texts.
+
+    ``step`` is what a draft step takes in seconds, steps of several rows weighted with v; for free drafts what
+    asking takes per text. ``unit`` is what verification of its drafts takes, in seconds for a pass of one row.
+    """
+
+    counts: Counts = field(default_factory=Counts)
+    step: Mean = field(default_factory=lambda: Mean(0.9))
+    unit: Mean = field(default_factory=lambda: Mean(0.9))
+    was_right: bool = False  # the last time
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it was right lately: before, its drafts are compared with what comes, and cost no row."""
+        return any(self.counts.seen(cell)[0] >= 0.5 for cell in _FIRST)
+
+
+_FIRST: tuple[Cell, ...] = (("depth", 0), *(("chance", i) for i in range(len(_EDGES) + 1)))
+
+
+class Estimate:
+    """How likely the tokens of a candidate's draft are to hold in one text."""
+
+    def __init__(self, known: Counts, own: Counts) -> None:
+        self._known, self._own = known, own
+
+    def chance(self, depth: int, chances: Sequence[float], before: float, hopeful: bool = False) -> float:
+        """Of the token at ``depth`` if those before it hold; ``before`` is the estimate one depth higher up."""
+        cell = cell_at(depth, chances)
+        if hopeful:
+            prior, weight = 1.0, HOPE_WEIGHT
+        elif chances:
+            prior, weight = chances[depth], STATED_WEIGHT
+        else:
+            prior, weight = before if depth else PRIOR, PRIOR_WEIGHT
+        return self._own.rate(cell, self._known.rate(cell, prior, weight), TEXT_WEIGHT)
+
+    def gains(self, depths: int, chances: Sequence[float] = (), hopeful: bool = False) -> list[float]:
+        """Tokens that drafts of 1, 2, ..., ``depths`` tokens are expected to add."""
+        found, total, holds, chance = [], 0.0, 1.0, PRIOR
+        for depth in range(depths):
+            chance = self.chance(depth, chances, chance, hopeful)
+            holds *= chance
+            total += holds
+            found.append(total)
+        return found
+
+    def learn(self, draft: Sequence[int], chances: Sequence[float], came: Sequence[int]) -> bool | None:
+        """Compare a draft with the tokens that came; whether its first one was right, None without one."""
+        first = None
+        for depth, (guess, token) in enumerate(zip(draft, came, strict=False)):
+            is_right = guess == token
+            first = is_right if first is None else first
+            for counts in (self._known, self._own):
+                counts.learn(cell_at(depth, chances), is_right)
+            if not is_right:
+                break
+        return first
+
+
+class Account:
+    """Seconds that may be spent on something that may not pay: a share of all time, saved up to a few passes."""
+
+    def __init__(self, share: float, credit: float, most: float) -> None:
+        self._share, self._credit, self._most = share, credit, most
+        self._balance = 0.0
+        self._is_open = False
+
+    def earn(self, seconds: float, a_pass: float) -> None:
+        """Time went by; ``a_pass`` is what a pass of one row takes."""
+        if not self._is_open:
+            self._balance, self._is_open = self._credit * a_pass, True
+        self._balance = min(self._balance + self._share * seconds, self._most * a_pass)
+
+    def allows(self, seconds: float, debt: float = 0.0) -> bool:
+        """Whether so much may be spent now, with a balance of ``-debt`` in the end."""
+        return self._is_open and self._balance - seconds >= -debt
+
+    def spend(self, seconds: float) -> None:
+        """Take it."""
+        self._balance -= max(seconds, 0.0)
+
+
+@dataclass
+class Knowledge:
+    """What outlives a request: one for an engine and a list of candidates."""
+
+    records: list[Record]
+    probes: Account = field(default_factory=lambda: Account(0.01, credit=0.5, most=2.0))
+    asking: Account = field(default_factory=lambda: Account(0.005, credit=0.25, most=1.0))
+    level: Mean = field(default_factory=lambda: Mean(0.85))
+    stale: int = 0  # rounds since a whole pass showed what a pass takes
+
+    def seconds(self, costs: PassCosts, rows: int) -> float:
+        """What a pass takes at present: ``costs`` remember for longer than a machine is left alone."""
+        return self.level.value(1.0) * costs.seconds(rows)
+
+    def a_round(self, seconds: float, costs: PassCosts) -> None:
+        """A round went by."""
+        for record in self.records:
+            record.counts.now += 1
+        if costs.is_known:
+            self.probes.earn(seconds, self.seconds(costs, 1))
+            self.asking.earn(seconds, self.seconds(costs, 1))
+
+    def a_pass(self, seconds: float, expected: float) -> None:
+        """A whole pass took ``seconds``, and ``expected`` by what was known of passes before."""
+        self.level.learn(seconds, expected, self.stale + 1)
+        self.stale = 0
