@@ -165,7 +165,7 @@ class Auto(Drafter):
         self._head = config.head_parameters / max(layers + config.head_parameters, 1)
         self._knowledge = self._unknowing()
         self._memories: dict[Text, _Memory] = {}
-        self._rate = Mean(0.97)  # tokens of all texts per second
+        self._rate = Mean(0.93)  # tokens of all texts per second
         self._others = (0, 0)  # texts of other drafters in the last pass, and rows
         self._costs: PassCosts | None = None  # of the runtime that asked last; it is always the same
 
@@ -274,9 +274,6 @@ class Auto(Drafter):
 
     def _offer(self, turn: _Turn, i: int, hopeful: bool = False) -> tuple[float, int, list[_Seat]]:
         """What a draft that runs layers is worth at most, its γ, and the texts that take part."""
-        record, plain = self._knowledge.records[i], turn.seconds(turn.rows)
-        a_pass = turn.seconds(1)
-        step, f, unit = self._step(a_pass, i), self._shared(i), record.unit.value(a_pass)
         most = self._candidates[i].options.gamma
         gains = [
             (seat, seat.memory.estimates[i].gains(min(most, seat.gamma), hopeful=hopeful)) for seat in turn.seats
@@ -285,42 +282,66 @@ class Auto(Drafter):
         for gamma in range(1, max(len(gain) for _, gain in gains) + 1):
             more = [(gain[min(gamma, len(gain)) - 1] - seat.memory.net, seat) for seat, gain in gains]
             more.sort(key=lambda pair: -pair[0])
-            total, nets = 0.0, []
-            for count, (gain, _) in enumerate(more, start=1):
-                total += gain
-                verify = unit * (f * turn.v(turn.rows) + (1.0 - f) * turn.v(turn.rows + count * gamma))
-                nets.append(total - turn.rate * (gamma * step * turn.v(count) + verify - plain))
-            net = max(nets)
-            if net > best[0]:
-                best = (net, gamma, [seat for _, seat in more[: nets.index(net) + 1]])
-            elif best[1]:  # gains shrink with γ and costs do not
+            for count in range(1, len(more) + 1):
+                net = self._value(turn, i, [gain for gain, _ in more[:count]], gamma)
+                if net > best[0]:
+                    best = (net, gamma, [seat for _, seat in more[:count]])
+            if best[1] not in (0, gamma):  # gains shrink with γ and costs do not
                 break
         return best
 
+    def _value(self, turn: _Turn, i: int, gains: Sequence[float], gamma: int) -> float:
+        """Tokens that a draft of γ tokens for each of these texts adds, less those of the time that it takes."""
+        a_pass, rows, f = turn.seconds(1), turn.rows, self._shared(i)
+        verify = f * turn.v(rows) + (1.0 - f) * turn.v(rows + len(gains) * gamma)
+        takes = gamma * self._step(a_pass, i) * turn.v(len(gains))
+        takes += self._knowledge.records[i].unit.value(a_pass) * verify - turn.seconds(rows)
+        return sum(gains) - turn.rate * takes
+
     def _run_best(self, turn: _Turn) -> bool:
         """Draft with the layers that are worth most, if any are; the other texts keep what they have."""
-        offers = [(self._offer(turn, i), i) for i in self._dear if self._knowledge.records[i].is_proven]
-        (net, gamma, seats), i = max(offers, key=lambda offer: offer[0][0], default=((0.0, 0, []), 0))
-        if not seats:
+        offers = {i: self._offer(turn, i) for i in self._dear if self._knowledge.records[i].is_proven}
+        best = max(offers, key=lambda i: offers[i][0], default=None)
+        if best is None or not offers[best][2]:
             return False
-        found, seconds = self._ask(turn, i, seats, [min(gamma, seat.gamma) for seat in seats])
-        self._learn_step(turn, i, found, seconds)
+        chosen = self._rival(turn, best, offers)
+        net, gamma, seats = offers[chosen]
+        found, seconds = self._ask(turn, chosen, seats, [min(gamma, seat.gamma) for seat in seats])
+        self._learn_step(turn, chosen, found, seconds)
         for seat, draft in zip(seats, found, strict=True):
-            seat.memory.take(i, draft, net)
+            seat.memory.take(chosen, draft, net)
         return True
+
+    def _rival(self, turn: _Turn, best: int, offers: dict[int, tuple[float, int, list[_Seat]]]) -> int:
+        """Now and then another one drafts in place of the best: one that could be better, if it were always right.
+
+        It drafts one token; what that is expected to lose is paid for like a probe.
+        """
+        most, seats = offers[best][0], offers[best][2]
+        hopes = {i: self._offer(turn, i, hopeful=True)[0] for i in self._dear if i != best}
+        rival = max(hopes, key=hopes.__getitem__, default=best)
+        if rival == best or hopes[rival] <= most:
+            return best
+        one = self._value(turn, rival, [s.memory.estimates[rival].gains(1)[0] - s.memory.net for s in seats], 1)
+        lost = max((most - one) / turn.rate, 0.0)
+        if not self._knowledge.probes.allows(lost):
+            return best
+        self._knowledge.probes.spend(lost)
+        offers[rival] = (one, 1, seats)
+        return rival
 
     def _probe(self, turn: _Turn) -> None:
         """See what the most promising of the drafters that do not pay would have said, where time allows it."""
         a_pass = turn.seconds(1)
-        best: tuple[float, int, float] = (0.0, 0, 0.0)
+        least = _LEAST_PROBE * a_pass
+        worth: dict[int, float] = {}
         for i in self._dear:
-            least = _LEAST_PROBE * a_pass
             takes = max(self._step(a_pass, i) - self._shared(i) * a_pass, least)
             debt = a_pass if self._knowledge.records[i].was_right else 0.0
             if self._knowledge.probes.allows(takes, debt):
-                best = max(best, (self._offer(turn, i, hopeful=True)[0] / takes, i, least))
-        value, i, least = best
-        if value <= 0.0:
+                worth[i] = self._offer(turn, i, hopeful=True)[0] / takes
+        i = max(worth, key=worth.__getitem__, default=_PLAIN)
+        if i == _PLAIN or worth[i] <= 0.0:
             return
         seat = turn.seats[self._knowledge.records[i].counts.now % len(turn.seats)]
         (draft,), seconds = self._ask(turn, i, [seat], [1])
@@ -412,7 +433,9 @@ class Auto(Drafter):
         if len(resumed) == 1:
             (i,) = resumed
             f, below = self._shared(i), rows - sum(memory.kept for memory in memories)
-            work = f * (costs.v(below) if below else 0.0) + (1.0 - f) * costs.v(rows)
+            parts = [(count, share) for count, share in ((below, f), (rows, 1.0 - f)) if count]
+            costs.observe_parts(parts, seconds)
+            work = sum(share * costs.v(count) for count, share in parts)
             unit = known.records[i].unit
             if not 0.8 < seconds / (unit.value(seconds / work) * work) < 1.25:
                 known.stale += _SURPRISE

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PRIOR = 0.15
 """Share of a one-row pass that another row is taken to cost before anything is known."""
@@ -29,12 +32,18 @@ class PassCosts:
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a pass of ``rows`` rows over all layers that took ``seconds``, with what belongs to it."""
+        self.observe_parts([(rows, 1.0)], seconds)
+
+    def observe_parts(self, parts: Sequence[tuple[int, float]], seconds: float) -> None:
+        """Learn from a pass of parts that ran other rows each: (rows, share of the time of a pass of one row)."""
         if seconds <= 0.0:
             return
         if self.is_known:
-            seconds = min(seconds, _SPIKE * self._line[0] * self.v(rows))
-        x, z = rows - 1.0, float(max(0, rows - BEND))
-        seen = (1.0, x, z, x * x, x * z, z * z, seconds, x * seconds, z * seconds)
+            seconds = min(seconds, _SPIKE * self._line[0] * sum(share * self.v(rows) for rows, share in parts))
+        one = sum(share for _, share in parts)
+        x = sum(share * (rows - 1.0) for rows, share in parts)
+        z = sum(share * max(0, rows - BEND) for rows, share in parts)
+        seen = (one * one, one * x, one * z, x * x, x * z, z * z, one * seconds, x * seconds, z * seconds)
         self._sums = [MEMORY * old + new for old, new in zip(self._sums, seen, strict=True)]
         n, sx, sz, xx, xz, zz, y, xy, zy = self._sums
         # normal equations; the leaning adds the squares of b - PRIOR a and c - PRIOR a
