@@ -46,9 +46,8 @@ if TYPE_CHECKING:
 CANDIDATES = "ngram,early_exit"
 LOOK_AGAIN = 64
 """Rounds after which one without a draft shows again what plain decoding costs."""
-_SURPRISE = 16  # rounds that a verification counts for which took another time than expected
 _UNKNOWN_STEP = 0.5  # of a pass: a draft step of a drafter of which nothing is known
-_LEAST_PROBE = 0.05  # of a pass
+_LEAST_PROBE = 0.05  # passes, whatever the clock says
 _FIRST_BENEFIT = 0.05  # tokens that asking a look-up is taken to bring a new text
 _PLAIN = -1
 _NONE = -1  # no token
@@ -129,7 +128,7 @@ class _Seat:
 
 @dataclass(eq=False)
 class _Turn:
-    """One round while it is decided: its texts, how many rows its pass has so far, and what a second is worth."""
+    """One round while it is decided: its texts, how many rows its pass has so far, and what a pass's time is worth."""
 
     context: Context
     seats: list[_Seat]
@@ -137,12 +136,8 @@ class _Turn:
     rows: int
     rate: float
 
-    def seconds(self, rows: int) -> float:
-        """Of a whole pass."""
-        return self.knowledge.seconds(self.context.runtime.costs, rows)
-
     def v(self, rows: int) -> float:
-        """The same, in passes of one row."""
+        """What a pass of so many rows takes, in passes of one row."""
         return self.context.runtime.costs.v(rows)
 
 
@@ -165,7 +160,7 @@ class Auto(Drafter):
         self._head = config.head_parameters / max(layers + config.head_parameters, 1)
         self._knowledge = self._unknowing()
         self._memories: dict[Text, _Memory] = {}
-        self._rate = Mean(0.93)  # tokens of all texts per second
+        self._rate = Mean(0.95)  # tokens of all texts in the time of a pass
         self._others = (0, 0)  # texts of other drafters in the last pass, and rows
         self._costs: PassCosts | None = None  # of the runtime that asked last; it is always the same
 
@@ -209,14 +204,12 @@ class Auto(Drafter):
         memories = [self._memories[text] for text in texts]
         for memory in memories:
             memory.forget()
-        costs, known = context.runtime.costs, self._knowledge
-        self._costs = costs
-        if not costs.is_known or self._looks_again(known.seconds(costs, 1)):
+        known, self._costs = self._knowledge, context.runtime.costs
+        if not known.a_pass or self._looks_again():
             return [Draft() for _ in texts]
         seats = [_Seat(*seat) for seat in zip(texts, memories, gammas, strict=True) if seat[2] > 0]
         others, rows = self._others
-        together = len(texts) + others
-        plain = together / known.seconds(costs, together)
+        plain = (len(texts) + others) / self._costs.v(len(texts) + others)
         turn = _Turn(context, seats, known, len(texts) + rows, max(self._rate.value(plain), plain))
         for i in self._free:
             self._look_up(turn, i)
@@ -224,12 +217,12 @@ class Auto(Drafter):
             self._probe(turn)
         return [memory.draft for memory in memories]
 
-    def _looks_again(self, a_pass: float) -> bool:
+    def _looks_again(self) -> bool:
         """Whether this round shows what plain decoding costs: drafts have hidden it for too long."""
         if self._knowledge.stale < LOOK_AGAIN:
             return False
-        lost = max(a_pass - 1.0 / self._rate.value(1.0 / a_pass), 0.0)
-        if not self._knowledge.probes.allows(lost, a_pass):
+        lost = max(1.0 - 1.0 / self._rate.value(1.0), 0.0)
+        if not self._knowledge.probes.allows(lost, debt=1.0):
             return False
         self._knowledge.probes.spend(lost)
         return True
@@ -240,8 +233,8 @@ class Auto(Drafter):
         if not seats:
             return
         record = self._knowledge.records[i]
-        found, seconds = self._ask(turn, i, seats, [seat.gamma for seat in seats])
-        record.step.learn(seconds, len(seats))
+        found, passes = self._ask(turn, i, seats, [seat.gamma for seat in seats])
+        record.step.learn(passes, len(seats))
         for seat, draft in zip(seats, found, strict=True):
             assert draft.laws is None, "a drafter that is_free must not draw its drafts"
             if record.is_proven and draft.tokens:
@@ -263,10 +256,10 @@ class Auto(Drafter):
     def _best_length(self, turn: _Turn, estimate: Estimate, draft: Draft) -> tuple[int, float]:
         """How many tokens of a draft are worth most, and how much; of a tree all."""
         gains = estimate.gains(len(draft.widths), draft.chances)
-        plain = turn.seconds(turn.rows)
+        plain = turn.v(turn.rows)
         counts = [len(draft)] if draft.parents else range(1, len(draft) + 1)
         nets = [
-            (gains[min(count, len(gains)) - 1] - turn.rate * (turn.seconds(turn.rows + count) - plain), count)
+            (gains[min(count, len(gains)) - 1] - turn.rate * (turn.v(turn.rows + count) - plain), count)
             for count in counts
         ]
         net, count = max(nets)
@@ -292,10 +285,9 @@ class Auto(Drafter):
 
     def _value(self, turn: _Turn, i: int, gains: Sequence[float], gamma: int) -> float:
         """Tokens that a draft of γ tokens for each of these texts adds, less those of the time that it takes."""
-        a_pass, rows, f = turn.seconds(1), turn.rows, self._shared(i)
+        record, rows, f = self._knowledge.records[i], turn.rows, self._shared(i)
         verify = f * turn.v(rows) + (1.0 - f) * turn.v(rows + len(gains) * gamma)
-        takes = gamma * self._step(a_pass, i) * turn.v(len(gains))
-        takes += self._knowledge.records[i].unit.value(a_pass) * verify - turn.seconds(rows)
+        takes = gamma * self._step(i) * turn.v(len(gains)) + record.unit.value(1.0) * verify - turn.v(rows)
         return sum(gains) - turn.rate * takes
 
     def _run_best(self, turn: _Turn) -> bool:
@@ -306,8 +298,8 @@ class Auto(Drafter):
             return False
         chosen = self._rival(turn, best, offers)
         net, gamma, seats = offers[chosen]
-        found, seconds = self._ask(turn, chosen, seats, [min(gamma, seat.gamma) for seat in seats])
-        self._learn_step(turn, chosen, found, seconds)
+        found, passes = self._ask(turn, chosen, seats, [min(gamma, seat.gamma) for seat in seats])
+        self._learn_step(turn, chosen, found, passes)
         for seat, draft in zip(seats, found, strict=True):
             seat.memory.take(chosen, draft, net)
         return True
@@ -332,27 +324,25 @@ class Auto(Drafter):
 
     def _probe(self, turn: _Turn) -> None:
         """See what the most promising of the drafters that do not pay would have said, where time allows it."""
-        a_pass = turn.seconds(1)
-        least = _LEAST_PROBE * a_pass
         worth: dict[int, float] = {}
         for i in self._dear:
-            takes = max(self._step(a_pass, i) - self._shared(i) * a_pass, least)
-            debt = a_pass if self._knowledge.records[i].was_right else 0.0
+            takes = max(self._step(i) - self._shared(i), _LEAST_PROBE)
+            debt = 1.0 if self._knowledge.records[i].was_right else 0.0
             if self._knowledge.probes.allows(takes, debt):
                 worth[i] = self._offer(turn, i, hopeful=True)[0] / takes
         i = max(worth, key=worth.__getitem__, default=_PLAIN)
         if i == _PLAIN or worth[i] <= 0.0:
             return
         seat = turn.seats[self._knowledge.records[i].counts.now % len(turn.seats)]
-        (draft,), seconds = self._ask(turn, i, [seat], [1])
-        self._learn_step(turn, i, [draft], seconds)
-        saved = self._shared(i) * a_pass if draft.hidden is not None else 0.0
-        self._knowledge.probes.spend(max(seconds - saved, least))
+        (draft,), passes = self._ask(turn, i, [seat], [1])
+        self._learn_step(turn, i, [draft], passes)
+        saved = 0.0 if draft.hidden is None else self._shared(i)
+        self._knowledge.probes.spend(max(passes - saved, _LEAST_PROBE))
         seat.memory.probed = i
         seat.memory.resume(draft)
 
     def _ask(self, turn: _Turn, i: int, seats: list[_Seat], gammas: list[int]) -> tuple[list[Draft], float]:
-        """The drafts of a candidate, and how long they took."""
+        """The drafts of a candidate, and how many passes they took."""
         gammas = [min(gamma, self._candidates[i].options.gamma) for gamma in gammas]
         clock = turn.context.clock
         started = clock()
@@ -361,22 +351,22 @@ class Auto(Drafter):
         for seat, draft in zip(seats, found, strict=True):
             seat.memory.asked[i] = draft
             seat.memory.tally.asked(i, seconds / len(seats))
-        return found, seconds
+        return found, seconds / turn.knowledge.a_pass
 
-    def _learn_step(self, turn: _Turn, i: int, found: Sequence[Draft], seconds: float) -> None:
+    def _learn_step(self, turn: _Turn, i: int, found: Sequence[Draft], passes: float) -> None:
         """What a step takes, from a draft of texts that took steps together."""
         steps = [max(len(draft.widths), 0 if draft.hidden is None else draft.hidden.shape[0]) for draft in found]
         work = sum(turn.v(sum(count > depth for count in steps)) for depth in range(max(steps, default=0)))
         if work:
-            self._knowledge.records[i].step.learn(seconds, work)
+            self._knowledge.records[i].step.learn(passes, work)
 
-    def _step(self, a_pass: float, i: int) -> float:
-        """Seconds of a draft step of one text, where a pass of one row takes ``a_pass``."""
+    def _step(self, i: int) -> float:
+        """c: what a draft step of one text takes."""
         plan = self._candidates[i].plan
         c = _UNKNOWN_STEP
         if plan is not None:
             c = self._head + (1.0 - self._head) * plan.row_layers / self.config.num_layers
-        return self._knowledge.records[i].step.value(c * a_pass)
+        return self._knowledge.records[i].step.value(c)
 
     def _shared(self, i: int) -> float:
         """f: the share of a pass that verification does not repeat."""
@@ -412,46 +402,39 @@ class Auto(Drafter):
         own = sum(len(memory.draft) + 1 for memory in memories)
         self._others = (max(len(round_.commits) - len(memories), 0), max(rows - own, 0))
         seconds = round_.ended - round_.started
-        if seconds > 0.0:
-            self._rate.learn(tokens, seconds)
+        self._knowledge.a_round(seconds)
         for memory in memories:
             memory.tally.took(memory.by, seconds / max(len(round_.commits), 1))
-        if self._costs is not None:
-            self._knowledge.a_round(seconds, self._costs)
-            if self._costs.is_known and self._others[0] == 0:
-                self._learn_pass(memories, rows, round_.ended - round_.drafted_at)
+        if self._others[0] == 0 and rows and round_.ended > round_.drafted_at:
+            self._learn_pass(memories, rows, round_.ended - round_.drafted_at)
+        if self._knowledge.a_pass and seconds > 0.0:
+            self._rate.learn(tokens, seconds / self._knowledge.a_pass)
 
     def _learn_pass(self, memories: Sequence[_Memory], rows: int, seconds: float) -> None:
         """What a pass of ``rows`` rows took, some of which may have resumed."""
-        known, costs = self._knowledge, self._costs
+        costs = self._costs
         assert costs is not None
         resumed = {i for memory in memories if memory.kept and (i := memory.resumed_by) is not None}
         if not resumed:
-            known.a_pass(seconds, costs.seconds(rows))
-            return
-        known.stale += 1
+            self._knowledge.whole_pass(seconds, costs.v(rows))
         if len(resumed) == 1:
             (i,) = resumed
             f, below = self._shared(i), rows - sum(memory.kept for memory in memories)
             parts = [(count, share) for count, share in ((below, f), (rows, 1.0 - f)) if count]
             costs.observe_parts(parts, seconds)
-            work = sum(share * costs.v(count) for count, share in parts)
-            unit = known.records[i].unit
-            if not 0.8 < seconds / (unit.value(seconds / work) * work) < 1.25:
-                known.stale += _SURPRISE
-            unit.learn(seconds, work)
+            passes = sum(share * costs.v(count) for count, share in parts)
+            self._knowledge.partial_pass(self._knowledge.records[i], seconds, passes)
 
     def _expected(self, memory: _Memory) -> list[Expected]:
         """What each candidate is expected to do in this text alone, by what is known now; plain decoding first."""
         costs, known = self._costs, self._knowledge
-        if costs is None or not costs.is_known:
+        if costs is None or not known.a_pass:
             return []
-        a_pass = known.seconds(costs, 1)
-        found = [Expected(0.0, [], 0, 1.0 / a_pass)]
+        found = [Expected(0.0, [], 0, 1.0 / known.a_pass)]
         for i, record in enumerate(known.records):
-            step, f, unit = self._step(a_pass, i), self._shared(i), record.unit.value(a_pass)
+            step, f, unit = self._step(i), self._shared(i), record.unit.value(1.0)
             if self._candidates[i].is_free:
-                step, f, unit = 0.0, 0.0, a_pass
+                step, f, unit = 0.0, 0.0, 1.0
             gains = memory.estimates[i].gains(self.options.gamma)
             rates = [
                 (1.0 + gain) / (gamma * step + unit * (f + (1.0 - f) * costs.v(gamma + 1)))
@@ -459,8 +442,8 @@ class Auto(Drafter):
             ]
             best = max(range(len(rates)), key=rates.__getitem__, default=None)
             alphas = [b / a for a, b in pairwise([1.0, *_steps(gains)])]
-            c = record.step.value(step) / a_pass
-            found.append(Expected(c, alphas, 0 if best is None else best + 1, 0.0 if best is None else rates[best]))
+            rate = 0.0 if best is None else rates[best] / known.a_pass
+            found.append(Expected(record.step.value(step), alphas, 0 if best is None else best + 1, rate))
         return found
 
 

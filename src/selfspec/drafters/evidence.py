@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from selfspec.runtime.costs import PassCosts
-
 MEMORY = 0.92
 """Weight of a token that was judged among those judged since."""
 AGING = 0.99
@@ -27,6 +25,10 @@ STATED_WEIGHT = 8.0
 """How many tokens what a drafter says of its own chances counts for."""
 HOPE_WEIGHT = 4.0
 """How many tokens a doubt needs: judging what is worth a probe, the unknown is taken to be right."""
+PACE = 0.75
+"""Weight of what passes took before in what they take now."""
+SURPRISE = 16
+"""Rounds that a verification counts for which took another time than expected, until plain decoding is looked at."""
 _EDGES = (0.3, 0.5, 0.7, 0.85)
 
 Cell: TypeAlias = tuple[str, int]
@@ -64,33 +66,33 @@ class Counts:
 
 
 class Mean:
-    """A discounted ratio of sums: seconds to work, tokens to seconds."""
+    """A discounted ratio of sums: what something took to the work that it was."""
 
     SPIKE = 3.0  # what is further above the ratio was disturbed
 
     def __init__(self, memory: float) -> None:
         self._memory = memory
-        self._above = self._below = 0.0
+        self._above = 0.0
+        self.weight = 0.0  # of what was seen, in units of work
 
-    def learn(self, above: float, below: float, rounds: int = 1) -> None:
-        """Add one observation, ``rounds`` after the last one."""
-        if self._below > 0.0:
-            above = min(above, self.SPIKE * below * self._above / self._below)
-        weight = self._memory**rounds
-        self._above = weight * self._above + above
-        self._below = weight * self._below + below
+    def learn(self, above: float, below: float) -> None:
+        """Add one observation."""
+        if self.weight > 0.0:
+            above = min(above, self.SPIKE * below * self._above / self.weight)
+        self._above = self._memory * self._above + above
+        self.weight = self._memory * self.weight + below
 
     def value(self, unknown: float) -> float:
         """The ratio; ``unknown`` before anything was seen."""
-        return self._above / self._below if self._below > 0.0 else unknown
+        return self._above / self.weight if self.weight > 0.0 else unknown
 
 
 @dataclass
 class Record:
     """What is known of one candidate, over all texts.
 
-    ``step`` is what a draft step takes in seconds, steps of several rows weighted with v; for free drafts what
-    asking takes per text. ``unit`` is what verification of its drafts takes, in seconds for a pass of one row.
+    Times are in passes of one row. ``step`` is what a draft step takes, steps of several rows weighted with v; for
+    free drafts what asking takes per text. ``unit`` is what verification of its drafts takes ÷ what its rows should.
     """
 
     counts: Counts = field(default_factory=Counts)
@@ -148,51 +150,63 @@ class Estimate:
 
 
 class Account:
-    """Seconds that may be spent on something that may not pay: a share of all time, saved up to a few passes."""
+    """Time that may be spent on something that may not pay, in passes: a share of all time, saved up to a few."""
 
     def __init__(self, share: float, credit: float, most: float) -> None:
-        self._share, self._credit, self._most = share, credit, most
-        self._balance = 0.0
-        self._is_open = False
+        self._share, self._most = share, most
+        self.balance = credit
 
-    def earn(self, seconds: float, a_pass: float) -> None:
-        """Time went by; ``a_pass`` is what a pass of one row takes."""
-        if not self._is_open:
-            self._balance, self._is_open = self._credit * a_pass, True
-        self._balance = min(self._balance + self._share * seconds, self._most * a_pass)
+    def earn(self, passes: float) -> None:
+        """So much time went by."""
+        self.balance = min(self.balance + self._share * passes, self._most)
 
-    def allows(self, seconds: float, debt: float = 0.0) -> bool:
+    def allows(self, passes: float, debt: float = 0.0) -> bool:
         """Whether so much may be spent now, with a balance of ``-debt`` in the end."""
-        return self._is_open and self._balance - seconds >= -debt
+        return self.balance - passes >= -debt
 
-    def spend(self, seconds: float) -> None:
+    def spend(self, passes: float) -> None:
         """Take it."""
-        self._balance -= max(seconds, 0.0)
+        self.balance -= max(passes, 0.0)
 
 
 @dataclass
 class Knowledge:
-    """What outlives a request: one for an engine and a list of candidates."""
+    """What outlives a request: one for an engine and a list of candidates.
+
+    ``a_pass`` is what a pass of one row takes at present, in seconds, 0 before any was seen. All other times are in
+    such passes: then a machine that slows down changes one number.
+    """
 
     records: list[Record]
     probes: Account = field(default_factory=lambda: Account(0.01, credit=0.5, most=2.0))
     asking: Account = field(default_factory=lambda: Account(0.005, credit=0.25, most=1.0))
-    level: Mean = field(default_factory=lambda: Mean(0.85))
-    stale: int = 0  # rounds since a whole pass showed what a pass takes
+    a_pass: float = 0.0
+    stale: int = 0  # rounds since a whole pass showed what passes take
 
-    def seconds(self, costs: PassCosts, rows: int) -> float:
-        """What a pass takes at present: ``costs`` remember for longer than a machine is left alone."""
-        return self.level.value(1.0) * costs.seconds(rows)
-
-    def a_round(self, seconds: float, costs: PassCosts) -> None:
+    def a_round(self, seconds: float) -> None:
         """A round went by."""
         for record in self.records:
             record.counts.now += 1
-        if costs.is_known:
-            self.probes.earn(seconds, self.seconds(costs, 1))
-            self.asking.earn(seconds, self.seconds(costs, 1))
+        if self.a_pass:
+            self.probes.earn(seconds / self.a_pass)
+            self.asking.earn(seconds / self.a_pass)
 
-    def a_pass(self, seconds: float, expected: float) -> None:
-        """A whole pass took ``seconds``, and ``expected`` by what was known of passes before."""
-        self.level.learn(seconds, expected, self.stale + 1)
+    def whole_pass(self, seconds: float, passes: float) -> None:
+        """A pass without states from a draft took ``seconds``, and should have taken so many passes of one row."""
+        self._follow(seconds / passes, 1.0 - PACE ** (self.stale + 1))
         self.stale = 0
+
+    def partial_pass(self, record: Record, seconds: float, passes: float) -> None:
+        """A pass that went on from states of a draft took ``seconds``: drafter or machine may have changed."""
+        self.stale += 1
+        expected = record.unit.value(1.0) * passes * self.a_pass
+        if record.unit.weight > 4.0 and not 0.8 < seconds / expected < 1.25:
+            self._follow(seconds / expected * self.a_pass, 1.0 - PACE)
+            self.stale += SURPRISE
+        record.unit.learn(seconds / self.a_pass, passes)
+
+    def _follow(self, seconds: float, share: float) -> None:
+        """Move what a pass takes towards ``seconds``; a pass that was disturbed counts no more than a slow one."""
+        if not self.a_pass:
+            self.a_pass = seconds
+        self.a_pass *= min(max(seconds / self.a_pass, 0.25), 4.0) ** share
