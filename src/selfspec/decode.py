@@ -116,7 +116,8 @@ class Loop:
         draft_sum, verify_sum = (sum(parts) for parts in zip(*costs, strict=True))
         ended = self._now()
         if drafts and all(draft.hidden is None for draft in drafts.values()):  # else the pass was not a whole one
-            context.runtime.costs.observe(sum(len(draft) + 1 for draft in drafts.values()), ended - drafted_at)
+            rows = sum(len(draft) + 1 for draft in drafts.values())
+            context.runtime.costs.observe(rows, ended - drafted_at, has_drafts=rows > len(drafts))
         round_ = Round(self._index, tuple(commits), started, drafted_at, ended, draft_sum, verify_sum)
         for drafter, texts in groups.items():
             with _errors_of(texts):

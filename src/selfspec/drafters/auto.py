@@ -132,7 +132,6 @@ class _Turn:
 
     context: Context
     seats: list[_Seat]
-    knowledge: Knowledge
     rows: int
     rate: float
 
@@ -204,13 +203,13 @@ class Auto(Drafter):
         memories = [self._memories[text] for text in texts]
         for memory in memories:
             memory.forget()
-        known, self._costs = self._knowledge, context.runtime.costs
-        if not known.a_pass or self._looks_again():
+        self._costs = context.runtime.costs
+        if not self._costs.a_pass or self._looks_again():
             return [Draft() for _ in texts]
         seats = [_Seat(*seat) for seat in zip(texts, memories, gammas, strict=True) if seat[2] > 0]
         others, rows = self._others
         plain = (len(texts) + others) / self._costs.v(len(texts) + others)
-        turn = _Turn(context, seats, known, len(texts) + rows, max(self._rate.value(plain), plain))
+        turn = _Turn(context, seats, len(texts) + rows, max(self._rate.value(plain), plain))
         for i in self._free:
             self._look_up(turn, i)
         if seats and not self._run_best(turn):
@@ -351,7 +350,7 @@ class Auto(Drafter):
         for seat, draft in zip(seats, found, strict=True):
             seat.memory.asked[i] = draft
             seat.memory.tally.asked(i, seconds / len(seats))
-        return found, seconds / turn.knowledge.a_pass
+        return found, seconds / turn.context.runtime.costs.a_pass
 
     def _learn_step(self, turn: _Turn, i: int, found: Sequence[Draft], passes: float) -> None:
         """What a step takes, from a draft of texts that took steps together."""
@@ -402,35 +401,31 @@ class Auto(Drafter):
         own = sum(len(memory.draft) + 1 for memory in memories)
         self._others = (max(len(round_.commits) - len(memories), 0), max(rows - own, 0))
         seconds = round_.ended - round_.started
-        self._knowledge.a_round(seconds)
         for memory in memories:
             memory.tally.took(memory.by, seconds / max(len(round_.commits), 1))
-        if self._others[0] == 0 and rows and round_.ended > round_.drafted_at:
-            self._learn_pass(memories, rows, round_.ended - round_.drafted_at)
-        if self._knowledge.a_pass and seconds > 0.0:
-            self._rate.learn(tokens, seconds / self._knowledge.a_pass)
+        if self._costs is not None and self._costs.a_pass:
+            if self._others[0] == 0 and rows and round_.ended > round_.drafted_at:
+                self._learn_pass(self._costs, memories, rows, round_.ended - round_.drafted_at)
+            passes = seconds / self._costs.a_pass
+            self._knowledge.a_round(passes)
+            self._rate.learn(tokens, passes)
 
-    def _learn_pass(self, memories: Sequence[_Memory], rows: int, seconds: float) -> None:
-        """What a pass of ``rows`` rows took, some of which may have resumed."""
-        costs = self._costs
-        assert costs is not None
+    def _learn_pass(self, costs: PassCosts, memories: Sequence[_Memory], rows: int, seconds: float) -> None:
+        """What a pass of ``rows`` rows took, if some of them resumed; of others the loop has told the runtime."""
         resumed = {i for memory in memories if memory.kept and (i := memory.resumed_by) is not None}
-        if not resumed:
-            self._knowledge.whole_pass(seconds, costs.v(rows))
+        self._knowledge.stale = self._knowledge.stale + 1 if rows > len(memories) or resumed else 0
         if len(resumed) == 1:
             (i,) = resumed
             f, below = self._shared(i), rows - sum(memory.kept for memory in memories)
             parts = [(count, share) for count, share in ((below, f), (rows, 1.0 - f)) if count]
-            costs.observe_parts(parts, seconds)
-            passes = sum(share * costs.v(count) for count, share in parts)
-            self._knowledge.partial_pass(self._knowledge.records[i], seconds, passes)
+            self._knowledge.partial_pass(self._knowledge.records[i], costs, parts, seconds)
 
     def _expected(self, memory: _Memory) -> list[Expected]:
         """What each candidate is expected to do in this text alone, by what is known now; plain decoding first."""
         costs, known = self._costs, self._knowledge
-        if costs is None or not known.a_pass:
+        if costs is None or not costs.a_pass:
             return []
-        found = [Expected(0.0, [], 0, 1.0 / known.a_pass)]
+        found = [Expected(0.0, [], 0, 1.0 / costs.a_pass)]
         for i, record in enumerate(known.records):
             step, f, unit = self._step(i), self._shared(i), record.unit.value(1.0)
             if self._candidates[i].is_free:
@@ -442,7 +437,7 @@ class Auto(Drafter):
             ]
             best = max(range(len(rates)), key=rates.__getitem__, default=None)
             alphas = [b / a for a, b in pairwise([1.0, *_steps(gains)])]
-            rate = 0.0 if best is None else rates[best] / known.a_pass
+            rate = 0.0 if best is None else rates[best] / costs.a_pass
             found.append(Expected(record.step.value(step), alphas, 0 if best is None else best + 1, rate))
         return found
 

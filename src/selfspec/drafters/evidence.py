@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-MEMORY = 0.92
+    from selfspec.runtime.costs import PassCosts
+
+MEMORY = 0.96
 """Weight of a token that was judged among those judged since."""
 AGING = 0.99
 """The same per round: what was not tried for a long time is known no more."""
@@ -25,8 +27,6 @@ STATED_WEIGHT = 8.0
 """How many tokens what a drafter says of its own chances counts for."""
 HOPE_WEIGHT = 4.0
 """How many tokens a doubt needs: judging what is worth a probe, the unknown is taken to be right."""
-PACE = 0.75
-"""Weight of what passes took before in what they take now."""
 SURPRISE = 16
 """Rounds that a verification counts for which took another time than expected, until plain decoding is looked at."""
 _EDGES = (0.3, 0.5, 0.7, 0.85)
@@ -173,40 +173,33 @@ class Account:
 class Knowledge:
     """What outlives a request: one for an engine and a list of candidates.
 
-    ``a_pass`` is what a pass of one row takes at present, in seconds, 0 before any was seen. All other times are in
-    such passes: then a machine that slows down changes one number.
+    All times are in passes of one row, whose seconds the runtime knows (`PassCosts.a_pass`).
     """
 
     records: list[Record]
     probes: Account = field(default_factory=lambda: Account(0.01, credit=0.5, most=2.0))
     asking: Account = field(default_factory=lambda: Account(0.005, credit=0.25, most=1.0))
-    a_pass: float = 0.0
-    stale: int = 0  # rounds since a whole pass showed what passes take
+    stale: int = 0  # rounds since one without drafts showed what a pass takes
 
-    def a_round(self, seconds: float) -> None:
+    def a_round(self, passes: float) -> None:
         """A round went by."""
         for record in self.records:
             record.counts.now += 1
-        if self.a_pass:
-            self.probes.earn(seconds / self.a_pass)
-            self.asking.earn(seconds / self.a_pass)
+        self.probes.earn(passes)
+        self.asking.earn(passes)
 
-    def whole_pass(self, seconds: float, passes: float) -> None:
-        """A pass without states from a draft took ``seconds``, and should have taken so many passes of one row."""
-        self._follow(seconds / passes, 1.0 - PACE ** (self.stale + 1))
-        self.stale = 0
+    def partial_pass(
+        self, record: Record, costs: PassCosts, parts: Sequence[tuple[int, float]], seconds: float
+    ) -> None:
+        """A pass that went on from states of a draft: (rows, share) of its parts, and what it took.
 
-    def partial_pass(self, record: Record, seconds: float, passes: float) -> None:
-        """A pass that went on from states of a draft took ``seconds``: drafter or machine may have changed."""
-        self.stale += 1
-        expected = record.unit.value(1.0) * passes * self.a_pass
-        if record.unit.weight > 4.0 and not 0.8 < seconds / expected < 1.25:
-            self._follow(seconds / expected * self.a_pass, 1.0 - PACE)
+        Where it took another time than such passes did, either drafter or machine has changed: both are followed,
+        and plain decoding is soon looked at.
+        """
+        passes = sum(share * costs.v(rows) for rows, share in parts)
+        ratio = seconds / (record.unit.value(1.0) * passes * costs.a_pass)
+        if record.unit.weight > 4.0 and not 0.8 < ratio < 1.25:
+            costs.scale(min(max(ratio, 0.25), 4.0) ** 0.25)
             self.stale += SURPRISE
-        record.unit.learn(seconds / self.a_pass, passes)
-
-    def _follow(self, seconds: float, share: float) -> None:
-        """Move what a pass takes towards ``seconds``; a pass that was disturbed counts no more than a slow one."""
-        if not self.a_pass:
-            self.a_pass = seconds
-        self.a_pass *= min(max(seconds / self.a_pass, 0.25), 4.0) ** share
+        costs.observe_parts(parts, seconds)
+        record.unit.learn(seconds / costs.a_pass, passes)
