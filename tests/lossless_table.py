@@ -6,6 +6,7 @@ many texts run together, their lengths and ends, γ, the temperature, and what s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -15,6 +16,7 @@ import numpy as np
 from constraints import PROCESSORS, settings, some
 from doubles import run, tiny_core, tiny_runtime
 
+from selfspec import drafters
 from selfspec.drafters import drafter_class
 from selfspec.drafters.base import Drafter, DraftOptions
 from selfspec.measure.toy import MarkovRuntime
@@ -96,6 +98,38 @@ class Bush(Drafter):
         return Draft(tokens, None, hidden, self.exit_layer, parents)
 
 
+class Taught:
+    """An engine whose controller knows all kinds of draft, thinks more or less of each, and takes them for cheap."""
+
+    def __init__(self, seed):
+        self.random = np.random.default_rng(seed)
+
+    def kept(self, key, make):
+        made = make()
+        for record in made.records:
+            good = self.random.uniform(0.5, 1.0)
+            record.step.learn(100.0 * self.random.uniform(0.0, 0.2), 100.0)
+            for cell in [("depth", i) for i in range(8)] + [("chance", i) for i in range(5)]:
+                for is_right in [True, *(self.random.random(12) < good), True]:
+                    record.counts.learn(cell, bool(is_right))
+        made.probes.balance = 100.0
+        return made
+
+
+class Erratic:
+    """A clock whose steps have nothing to do with the work, so that whoever decides by it decides anything."""
+
+    def __init__(self, seed, costs):
+        self.random, self.now = np.random.default_rng(seed), 0.0
+        costs.__init__()
+        for rows in [1, 4, 8, 16] * 20:
+            costs.observe(rows, 1.0 + 0.05 * rows)
+
+    def __call__(self):
+        self.now += self.random.exponential()
+        return self.now
+
+
 # a name, the drafter, and its options but γ; a drafter that must know plain decoding's texts gets them
 EARLY_EXITS = {f"early_exit {k}": ("early_exit", {"exit_layer": k}) for k in range(1, 5)}
 CHAINS = {
@@ -113,13 +147,22 @@ TREES = {
     "bush 1": (Bush, {"exit_layer": 1}),
     "bush 3": (Bush, {"exit_layer": 3}),
 }
-DRAFTERS = CHAINS | TREES
-SAMPLED = {name for name, (kind, _) in DRAFTERS.items() if kind == "early_exit"}  # unless greedy or coupled
+EXITS = ("early_exit:exit_layer=2", "early_exit:exit_layer=4")
+CONTROLLERS = {
+    "auto": ("auto", {"candidates": ("ngram:adaptive=off", *EXITS)}),
+    "auto combs": ("auto", {"candidates": ("ngram:adaptive=off:siblings=2", "early_exit:exit_layer=4:siblings=1")}),
+    "auto drawing": ("auto", {"candidates": EXITS, "repeatable": False, "confidence": 0.03}),
+}
+DRAFTERS = CHAINS | TREES | CONTROLLERS
+# unless greedy or coupled
+SAMPLED = {name for name, (kind, _) in DRAFTERS.items() if kind == "early_exit" or name == "auto drawing"}
 
 
-def drafter(name, config, texts, gamma):
+def drafter(name, config, texts, gamma, seed=0):
     """What `run` takes: a drafter or its name, and its options."""
     kind, options = DRAFTERS[name]
+    if name in CONTROLLERS:
+        return drafters.create(_class(kind), config, {**options, "gamma": gamma}, Taught(seed)), None
     if kind is Bush:
         return Bush(config, texts, gamma=gamma, **options), None
     options = {**options, "gamma": gamma}
@@ -247,7 +290,7 @@ def check(runtime_name, drafter_name, cell) -> tuple[list[int], int]:
         if (check_round := RUNTIMES[runtime_name].after_round) is not None:
             check_round(context, all_texts, round_)
 
-    kind, options = drafter(drafter_name, runtime(runtime_name).config, texts, cell.gamma)
+    kind, options = drafter(drafter_name, runtime(runtime_name).config, texts, cell.gamma, cell.seed)
     done = run(
         runtime(runtime_name),
         prompts,
@@ -258,6 +301,7 @@ def check(runtime_name, drafter_name, cell) -> tuple[list[int], int]:
         seed=SEED,
         ends=[lambda token, stop=stop: token == stop for stop in stops],
         each_round=each_round,
+        clock=Erratic(cell.seed, runtime(runtime_name).costs) if drafter_name in CONTROLLERS else time.perf_counter,
     )
     for prompt, text, count, stop, got in zip(prompts, texts, counts, stops, done, strict=True):
         want = text[len(prompt) : len(prompt) + count]

@@ -44,7 +44,8 @@ def cell_at(depth: int, chances: Sequence[float]) -> Cell:
 class Counts:
     """Right and judged tokens by cell, with a discount for what came since; ``now`` counts rounds."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: float = MEMORY) -> None:
+        self._memory = memory
         self.now = 0
         self._cells: dict[Hashable, tuple[float, float, int]] = {}
 
@@ -62,7 +63,7 @@ class Counts:
     def learn(self, cell: Hashable, is_right: bool) -> None:
         """Count a token."""
         right, judged = self.seen(cell)
-        self._cells[cell] = (MEMORY * right + is_right, MEMORY * judged + 1.0, self.now)
+        self._cells[cell] = (self._memory * right + is_right, self._memory * judged + 1.0, self.now)
 
 
 class Mean:
