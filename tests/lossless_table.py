@@ -108,6 +108,7 @@ class Taught:
         made = make()
         for record in made.records:
             good = self.random.uniform(0.5, 1.0)
+            record.judged(True)
             record.step.learn(100.0 * self.random.uniform(0.0, 0.2), 100.0)
             for cell in [("depth", i) for i in range(8)] + [("chance", i) for i in range(5)]:
                 for is_right in [True, *(self.random.random(12) < good), True]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, str]
 Ask = str | Sequence[int] | Mapping[str, Any]  # one request of a batch
-DEFAULT_DRAFT = "ngram"
+DEFAULT_DRAFT = "auto"
 DEFAULT_SLOTS = 8
 T = TypeVar("T")
 _REQUEST_FIELDS = frozenset(f.name for f in fields(Request))

@@ -73,6 +73,7 @@ class Generation:
             gamma=drafter.options.gamma,
             kv_bytes=kv_bytes,
             buffers=draft_buffers(engine.config, drafter, self._sampling, engine.runtime.value_bytes),
+            explanation=text.explanation,
         )
 
 

@@ -144,7 +144,11 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished generation and how it came about."""
+    """A finished generation and how it came about.
+
+    ``explanation`` is what the drafter says of its decisions: of `auto`, what it knew of each candidate, how often
+    it chose it, and whether speculation was off; None for drafters that decide nothing.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -161,6 +165,7 @@ class Completion:
     gamma: int
     kv_bytes: int
     buffers: Mapping[str, int] = field(default_factory=dict)
+    explanation: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; speeds are new tokens per second of wall time."""
@@ -206,12 +211,12 @@ def draft_buffers(config: ModelConfig, drafter: Drafter, sampling: Sampling, hid
     A chain has γ tokens, a comb γ·(1 + siblings).
     """
     most = drafter.options.most_tokens
-    gamma, plan = drafter.options.gamma, drafter.plan
-    sampled = plan is not None and not (sampling.is_greedy or sampling.coupled)
+    gamma, plans = drafter.options.gamma, any(part.plan for part in drafter.parts)
+    sampled = plans and drafter.draws and not (sampling.is_greedy or sampling.coupled)
     logits_bytes = max(4, hidden_bytes)
     tokens = "gamma" if most == gamma else "gamma * (1 + siblings)"
     return {
-        "hidden = gamma * d": gamma * config.hidden_size * hidden_bytes if plan else 0,
+        "hidden = gamma * d": gamma * config.hidden_size * hidden_bytes if plans else 0,
         f"laws = {tokens} * V": most * config.vocab_size * 8 if sampled else 0,
         f"logits = {tokens} * V": most * config.vocab_size * logits_bytes,
     }

@@ -21,6 +21,7 @@ text is that of plain decoding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -49,6 +50,7 @@ LOOK_AGAIN = 64
 _UNKNOWN_STEP = 0.5  # of a pass: a draft step of a drafter of which nothing is known
 _LEAST_PROBE = 0.05  # passes, whatever the clock says
 _FIRST_BENEFIT = 0.05  # tokens that asking a look-up is taken to bring a new text
+_EARLY = 64  # rounds of an engine in which a probe is always thought of
 _PLAIN = -1
 _NONE = -1  # no token
 
@@ -128,7 +130,7 @@ class _Seat:
 
 @dataclass(eq=False)
 class _Turn:
-    """One round while it is decided: its texts, how many rows its pass has so far, and what a pass's time is worth."""
+    """One round while it is decided: its texts, the rows of its pass so far, and what the time of a pass is worth."""
 
     context: Context
     seats: list[_Seat]
@@ -168,6 +170,11 @@ class Auto(Drafter):
         """The candidates."""
         return tuple(part for candidate in self._candidates for part in candidate.parts)
 
+    @property
+    def draws(self) -> bool:
+        """Not where a seed must give one text, whatever is drafted."""
+        return not self._settings.repeatable
+
     def bind(self, host: Host) -> None:
         """Candidates get what they need of the engine; what is learned is kept there."""
         for candidate in self._candidates:
@@ -176,7 +183,7 @@ class Auto(Drafter):
 
     def begin(self, text: Text) -> None:
         """Start counting for a text."""
-        text.samples_drafts = not self._settings.repeatable
+        text.samples_drafts = self.draws
         for candidate in self._candidates:
             candidate.begin(text)
         own = [Counts() for _ in self._candidates]
@@ -271,15 +278,19 @@ class Auto(Drafter):
             (seat, seat.memory.estimates[i].gains(min(most, seat.gamma), hopeful=hopeful)) for seat in turn.seats
         ]
         best: tuple[float, int, list[_Seat]] = (0.0, 0, [])
+        before = -math.inf
         for gamma in range(1, max(len(gain) for _, gain in gains) + 1):
             more = [(gain[min(gamma, len(gain)) - 1] - seat.memory.net, seat) for seat, gain in gains]
             more.sort(key=lambda pair: -pair[0])
-            for count in range(1, len(more) + 1):
-                net = self._value(turn, i, [gain for gain, _ in more[:count]], gamma)
-                if net > best[0]:
-                    best = (net, gamma, [seat for _, seat in more[:count]])
-            if best[1] not in (0, gamma):  # gains shrink with γ and costs do not
+            nets = [
+                self._value(turn, i, [gain for gain, _ in more[:count]], gamma) for count in range(1, len(more) + 1)
+            ]
+            net = max(nets)
+            if net > best[0]:
+                best = (net, gamma, [seat for _, seat in more[: nets.index(net) + 1]])
+            if net < before:  # gains shrink with γ and costs do not
                 break
+            before = net
         return best
 
     def _value(self, turn: _Turn, i: int, gains: Sequence[float], gamma: int) -> float:
@@ -325,8 +336,11 @@ class Auto(Drafter):
         """See what the most promising of the drafters that do not pay would have said, where time allows it."""
         worth: dict[int, float] = {}
         for i in self._dear:
+            record = self._knowledge.records[i]
+            if not record.was_right and record.counts.now > _EARLY and record.counts.now % 2:
+                continue  # thinking of it takes time too
             takes = max(self._step(i) - self._shared(i), _LEAST_PROBE)
-            debt = 1.0 if self._knowledge.records[i].was_right else 0.0
+            debt = 1.0 if record.was_right else 0.0
             if self._knowledge.probes.allows(takes, debt):
                 worth[i] = self._offer(turn, i, hopeful=True)[0] / takes
         i = max(worth, key=worth.__getitem__, default=_PLAIN)
@@ -385,7 +399,7 @@ class Auto(Drafter):
             if is_used and draft.laws is not None:  # held by chance: what holds is what was accepted
                 came = (*chain[: commit.accepted], *((_NONE,) if commit.accepted < commit.depth else ()))
             if (is_right := memory.estimates[i].learn(chain, draft.chances, came)) is not None:
-                self._knowledge.records[i].was_right = is_right
+                self._knowledge.records[i].judged(is_right)
             if self._candidates[i].is_free:
                 gained = memory.net if is_used else 0.0
                 memory.benefit[i] += 0.05 * (gained - memory.benefit[i])
@@ -430,6 +444,9 @@ class Auto(Drafter):
             step, f, unit = self._step(i), self._shared(i), record.unit.value(1.0)
             if self._candidates[i].is_free:
                 step, f, unit = 0.0, 0.0, 1.0
+            if self._candidates[i].is_free and not record.counts.seen(("depth", 0))[1]:
+                found.append(Expected(record.step.value(0.0), [], 0, 0.0))  # it judges its drafts one by one
+                continue
             gains = memory.estimates[i].gains(self.options.gamma)
             rates = [
                 (1.0 + gain) / (gamma * step + unit * (f + (1.0 - f) * costs.v(gamma + 1)))

@@ -85,6 +85,11 @@ class Drafter(ABC):
         """The drafters that it consists of: itself, unless it asks others."""
         return (self,)
 
+    @property
+    def draws(self) -> bool:
+        """Whether drafts of sampled texts may be sampled too."""
+        return True
+
     @classmethod
     def variants(cls, config: ModelConfig, options: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: ARG003
         """Options under which `auto` tries it, on top of those given; none where it cannot run this model."""

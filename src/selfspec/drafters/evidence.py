@@ -28,7 +28,8 @@ STATED_WEIGHT = 8.0
 HOPE_WEIGHT = 4.0
 """How many tokens a doubt needs: judging what is worth a probe, the unknown is taken to be right."""
 SURPRISE = 16
-"""Rounds that a verification counts for which took another time than expected, until plain decoding is looked at."""
+"""Rounds that a verification of unexpected length counts for, until plain decoding is looked at."""
+_NOTHING = 0.02
 _EDGES = (0.3, 0.5, 0.7, 0.85)
 
 Cell: TypeAlias = tuple[str, int]
@@ -100,14 +101,16 @@ class Record:
     step: Mean = field(default_factory=lambda: Mean(0.9))
     unit: Mean = field(default_factory=lambda: Mean(0.9))
     was_right: bool = False  # the last time
+    proof: float = 0.0  # how often lately
 
     @property
     def is_proven(self) -> bool:
         """Whether it was right lately: before, its drafts are compared with what comes, and cost no row."""
-        return any(self.counts.seen(cell)[0] >= 0.5 for cell in _FIRST)
+        return self.proof >= 0.5
 
-
-_FIRST: tuple[Cell, ...] = (("depth", 0), *(("chance", i) for i in range(len(_EDGES) + 1)))
+    def judged(self, is_right: bool) -> None:
+        """Its next token was right, or not."""
+        self.was_right, self.proof = is_right, MEMORY * self.proof + is_right
 
 
 class Estimate:
@@ -128,13 +131,15 @@ class Estimate:
         return self._own.rate(cell, self._known.rate(cell, prior, weight), TEXT_WEIGHT)
 
     def gains(self, depths: int, chances: Sequence[float] = (), hopeful: bool = False) -> list[float]:
-        """Tokens that drafts of 1, 2, ..., ``depths`` tokens are expected to add."""
+        """Tokens that drafts of 1, 2, ..., ``depths`` tokens are expected to add; none that add next to nothing."""
         found, total, holds, chance = [], 0.0, 1.0, PRIOR
         for depth in range(depths):
             chance = self.chance(depth, chances, chance, hopeful)
             holds *= chance
             total += holds
             found.append(total)
+            if holds < _NOTHING:
+                break
         return found
 
     def learn(self, draft: Sequence[int], chances: Sequence[float], came: Sequence[int]) -> bool | None:

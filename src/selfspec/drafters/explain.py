@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class Expected(NamedTuple):
-    """Of one candidate in one text: c, α by depth, the best γ and its tokens per second, if it always drafted."""
+    """Of one candidate in one text: c, α by depth, the best γ and its tokens per second, if it always drafted.
+
+    Without α, and with a rate of 0, for one that judges its own drafts.
+    """
 
     c: float
     alphas: list[float]
