@@ -99,7 +99,7 @@ class Bush(Drafter):
 
 
 class Taught:
-    """An engine whose controller knows all kinds of draft, thinks more or less of each, and takes them for cheap."""
+    """An engine whose controller knows all kinds of draft, thinks something of each, and takes them for cheap."""
 
     def __init__(self, seed):
         self.random = np.random.default_rng(seed)

@@ -94,7 +94,7 @@ class Record:
     """What is known of one candidate, over all texts.
 
     Times are in passes of one row. ``step`` is what a draft step takes, steps of several rows weighted with v; for
-    free drafts what asking takes per text. ``unit`` is what verification of its drafts takes ÷ what its rows should.
+    free drafts what asking takes per text. ``unit`` is what verifying its drafts takes ÷ what the rows should.
     """
 
     counts: Counts = field(default_factory=Counts)
