@@ -19,7 +19,8 @@ LINES = [
     {"prompt": "x", "draft": "early_exit", "exit_layer": 2, "gamma": 2, "max_new_tokens": 3},
     {"prompt": [7, 8, 9], "id": 12},
 ]
-FLAGS = ["--dtype", "float64", "--max-new-tokens", "12", "--ignore-eos", "--slots", "3", "--no-adaptive"]
+FLAGS = ["--dtype", "float64", "--max-new-tokens", "12", "--ignore-eos", "--slots", "3", "--draft", "ngram"]
+FLAGS += ["--no-adaptive"]
 
 
 def written(path, lines):

@@ -239,3 +239,16 @@ def test_the_embedded_model_answers_by_default(call):
     result = call("generate", "Name three primary colours.", "--max-new-tokens", "40")
     assert result.exit_code == 0, result.stderr
     assert "Red" in result.stdout
+
+
+def test_explain_shows_what_was_decided(call, refused, tiny):
+    """Guards --explain: the table on stderr, in the document, and refused where nothing is decided."""
+    flags = ["generate", "abcabcabc", "--model", tiny, "--max-new-tokens", "24", "--explain"]
+    shown = call(*flags).stderr
+    for word in ("plain", "ngram", "early_exit:exit_layer=2", "α by position", "speculation "):
+        assert word in shown
+    found = json.loads(call(*flags, "--json").stdout)["explanation"]
+    assert [choice["drafter"] for choice in found["choices"]][:2] == ["plain", "ngram"]
+    assert sum(choice["rounds"] for choice in found["choices"]) == found["rounds"]
+    assert "leave one out" in refused(*flags, "--draft", "ngram")
+    assert "explanation" not in json.loads(call(*flags[:-1], "--json").stdout)

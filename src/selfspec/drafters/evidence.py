@@ -183,8 +183,8 @@ class Knowledge:
     """
 
     records: list[Record]
-    probes: Account = field(default_factory=lambda: Account(0.01, credit=0.5, most=2.0))
-    asking: Account = field(default_factory=lambda: Account(0.005, credit=0.25, most=1.0))
+    probes: Account = field(default_factory=lambda: Account(0.01, credit=0.5, most=1.0))
+    asking: Account = field(default_factory=lambda: Account(0.005, credit=0.25, most=0.5))
     stale: int = 0  # rounds since one without drafts showed what a pass takes
 
     def a_round(self, passes: float) -> None:

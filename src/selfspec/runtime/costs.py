@@ -24,7 +24,8 @@ _SPIKE = 2.0  # a pass that took longer than this many times what was expected w
 class PassCosts:
     """The time of a pass as a line over its rows, with a bend: a + b (T - 1) + c max(0, T - 8).
 
-    A least-squares fit over all passes seen, older ones counting less, that leans towards b = c = 0.15 a. What
+    A least-squares fit over all passes seen, older ones counting less, that leans towards b = 0.15 a and
+    c = 0: a bend that is only feared would keep such passes from ever being run, and so from being known. What
     is asked of it is relative, so it does not matter which part of a round the seconds are of, as long as it is
     always the same. Generations that run at once may share it: a lost observation does no harm.
 
@@ -34,7 +35,7 @@ class PassCosts:
 
     def __init__(self) -> None:
         self._pace = 1.0  # of the last passes without drafts, to what the line says
-        self._line = (1.0, PRIOR, PRIOR)
+        self._line = (1.0, PRIOR, 0.0)
         # sums over the passes, with x = T - 1 and z = max(0, T - 8): of 1, x, z, xx, xz, zz, y, xy, zy
         self._sums = [0.0] * 9
 
@@ -72,9 +73,9 @@ class PassCosts:
         seen = (one * one, one * x, one * z, x * x, x * z, z * z, one * seconds, x * seconds, z * seconds)
         self._sums = [MEMORY * old + new for old, new in zip(self._sums, seen, strict=True)]
         n, sx, sz, xx, xz, zz, y, xy, zy = self._sums
-        # normal equations; the leaning adds the squares of b - PRIOR a and c - PRIOR a
+        # normal equations; the leaning adds the squares of b - PRIOR a and of c
         lean = _TRUST * PRIOR
-        n, sx, sz, xx, zz = n + 2 * lean * PRIOR, sx - lean, sz - lean, xx + _TRUST, zz + _TRUST
+        n, sx, xx, zz = n + lean * PRIOR, sx - lean, xx + _TRUST, zz + _TRUST
         a, b, c = _solved((n, sx, sz), (sx, xx, xz), (sz, xz, zz), (y, xy, zy))
         self._line = (max(a, 1e-9), max(b, 0.0), max(c, 0.0))
 
