@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 DEMO := "Write a short poem about a river. Start every line with 'The river'." --max-new-tokens 64
 
-.PHONY: demo test check lint fix docs bench native clean
+.PHONY: demo test check check-transformers lint fix docs bench native clean
 
 demo: $(VENV)/.demo  ## install, and run the main job on the embedded model: early exit, look-up, and no draft
 	$(BIN)/selfspec generate $(DEMO) --draft early_exit --exit-layer 26 --gamma 2 --show-drafts
@@ -18,6 +18,17 @@ test: $(VENV)/.dev  ## install, and pass the tests
 	$(BIN)/pytest -n $(WORKERS)
 
 check: lint test  ## everything that CI checks
+
+# a version of transformers, and the tests that compare with it
+VERSION ?= 5.23
+OTHER := $(VENV)-transformers-$(VERSION)
+COMPARING := tests/test_families_parity.py tests/test_windows_and_experts.py tests/test_public_bugs.py \
+	tests/test_public_bugs_of_engines.py tests/test_model_objects.py tests/test_processors.py tests/model
+
+check-transformers:  ## the comparisons with another release: make check-transformers VERSION=5.23
+	$(MAKE) VENV=$(OTHER) $(OTHER)/.dev
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check 'transformers==$(VERSION).*'
+	$(OTHER)/bin/pytest -n $(WORKERS) $(COMPARING)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from selfspec.model.config import Layer, ModelConfig
 from selfspec.model.families import FAMILIES, Family, config_from_hf, weights_by_role
-from selfspec.runtime.cpu import lacking
+from selfspec.model.families.gguf import form_of
+from selfspec.model.gguf_pre import STYLES
+from selfspec.model.stored import BLOCK_TYPES
+from selfspec.runtime.cpu_model import lacking
 
 PAGE = Path(__file__).with_name("families.md")
 CASES = Path(__file__).parents[1] / "tests" / "family_models.py"
@@ -15,18 +18,29 @@ INTRO = """# Families
 
 Made from the data in `src/selfspec/model/families` by `make docs`. A checkpoint of another architecture, or with an option that is not covered, is refused before anything is read, with a line that names what is supported.
 
-Facts are those of a `config.json` that leaves out what it may (12 layers here); a checkpoint's own come first. *Windows*: how many positions a layer sees, and in how many of the layers; "off" can be switched on. *cpu* is the native core: a checkpoint whose own facts need what the core does not have runs in torch, and a line says why. Every family is compared with transformers in float64 (`tests/test_families_parity.py`): logits of a prefill, of passes of one and of many rows past the window, and of a ragged batch, within 1e-8; greedy texts with `generate`; early exits, a gapped plan, chains and trees with the oracle. *Tested* lists the variants that are built for it, the plain one first.
+Facts are those of a `config.json` that leaves out what it may (12 layers here); a checkpoint's own come first. *Windows*: how many positions a layer sees, and in how many of the layers; "off" can be switched on. *cpu* is the native core: a checkpoint whose own facts need what the core does not have runs in torch, and a line says why. Every family is compared with transformers in float64 (`tests/test_families_parity.py`): logits of a prefill, of passes of one and of many rows past the window, and of a ragged batch, within 1e-8; greedy texts with `generate`; early exits, a gapped plan, chains and trees with the oracle; with the two newest minor releases of transformers, 5.24 and 5.23 (`make check-transformers VERSION=5.23`). The native core is compared with that, in float32 within 2e-5 of logits around 2, and with itself bit for bit: chunks, threads, kernels, batches, trees, and all these drafts (`tests/native/test_core_families.py`). *Tested* lists the variants that are built for it, the plain one first. *gguf* is the architecture in GGUF files.
 
-| family | architecture | layers | windows | experts | runtimes | tested |
-|---|---|---|---|---|---|---|
+| family | architecture | gguf | layers | windows | experts | runtimes | tested |
+|---|---|---|---|---|---|---|---|
 """
-NOTES = """
+NOTES = f"""
 - All families: rope types `default`, `linear`, `llama3`, `yarn`, `longrope` (`dynamic` is refused: its keys change with the length of the text). `longrope` (Phi-3, Phi-4-mini): texts up to the original context, since past it transformers turns all positions anew.
-- Windows: the cache of a layer with a window is a ring of window + 1,089 cells, the most rows of a verification. A conversation that goes back behind the ring is read anew.
-- Mixtures: only the experts that some row has are read; `LayerPlan.experts` overrides how many a row has. Weights as checkpoints have them (one tensor for each expert, or joint) and as transformers' modules do.
-- GGUF files: Llama only. Quantised checkpoints (`quantization_config`, MXFP4 of GPT-OSS too) are refused.
+- Windows: the cache of a layer with a window is a ring of window + 1,089 cells (on cpu rounded up to whole 128): γmax in rows, those of the widest comb (γ 64, 16 siblings). It holds a chunk of the prefill (512 rows) too, which smaller rings would cut into more passes. A conversation that goes back behind the ring is read anew.
+- Mixtures: only the experts that some row has are read, each once in a pass (`CpuRuntime.expert_reads` counts them); routers stay in float32; `LayerPlan.experts` overrides how many a row has. Weights as checkpoints have them (one tensor for each expert, or joint) and as transformers' modules do.
+- Quantised checkpoints (`quantization_config`, MXFP4 of GPT-OSS too) are refused.
 - Not covered: ALiBi (old Falcon), `qk_layernorm` of StableLM, OPT-350m (norms after the residual), `clip_qkv` of OLMoE.
+
+## GGUF files
+
+- Every architecture above is compared with the transformers model that its file was written from, by the rules of llama.cpp's converter (`tests/model/test_gguf_families.py`): logits within 2e-6 in float64. A key or tensor that is not known is an error, never passed over. Files in parts must be merged (`llama-gguf-split --merge`).
+- Types: F32, F16, BF16, {", ".join(kind.upper() for kind in BLOCK_TYPES)}. Another one is refused by name (MXFP4 of GPT-OSS, IQ and TQ types). In torch all become float32. The native core takes F32, F16, BF16, Q8_0, Q4_0 and Q4_1 over as they are; Q5_0, Q5_1, Q4_K, Q5_K and Q6_K are rounded a second time, to int8 (or what `--bits` asks for). That costs a relative error of 0.5 to 0.6 % of a matrix in int8 and 4 to 8 % in int4 (root of the mean square; Q5_0, Q4_K and Q6_K of Gemma 3 270M); `selfspec.runtime.packed.find_packed` gives it as `rounding`.
+- What a file does not say: the windows of Mistral 7B v0.1, Qwen 2 and Starcoder 2 (all positions are read, as llama.cpp does), layers without experts in a mixture, and `query_pre_attn_scalar` of Gemma (the size of a head, but for the two 27B models). Phi-3's window is in the file and is kept, as in transformers; llama.cpp ignores it.
+- Rotary factors (`rope_freqs.weight`) are taken as the rule of Llama 3 where they are its, else as they stand.
+- Tokenizers: `gpt2` (byte-level BPE) with the pre-tokenizers {", ".join(STYLES)}; `llama` (SentencePiece, merges by score, bytes for what is left); `t5` (unigrams). Split and normalised as the models' own `tokenizer.json` does, which llama.cpp does not always (NFC, Falcon's digits).
 """
+
+
+_NO_GGUF = {"mistral": "`llama`"}  # and read as one: the file does not say which of the two it is
 
 
 def page() -> str:
@@ -51,6 +65,7 @@ def _row(family: Family, variants: list[str]) -> str:
     cells = (
         f"`{family.name}`",
         f"`{family.architectures[0]}`",
+        f"`{form.architecture}`" if (form := form_of(family.name)) else _NO_GGUF.get(family.name, "none"),
         _layers(config),
         _windows(family, config),
         _experts(config),

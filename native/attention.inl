@@ -1,7 +1,8 @@
 // Attention of rows over their own paths. Included per instruction set.
 // A path is cut into segments of 128 positions. Within one, the score of a position depends on nothing but its
 // query and key, and values are added position by position; segments are folded in order. So a result depends
-// on the path alone: not on where its cells lie, nor on rows beside it.
+// on the path alone: not on where its cells lie, nor on rows beside it. With a window a row sees the end of its
+// path only; what lies before it is left out, not weighted with 0.
 
 template <class E> static const float* opened(const E* p, int count, float* buffer) {
   if constexpr (sizeof(E) == sizeof(float)) {
@@ -97,9 +98,12 @@ static void values_of(int n, const E* v, const float* p, int count, const Heads&
     if (n) values_of<E, Q - 1>(n, v, p, count, h, o, stride);
 }
 
-// s [n] becomes exp(s - max); maximum and sum go behind the sums of the values.
-static void soften(float* s, int n, float* state) {
+// s [first, n) becomes exp(s - max), what is before and behind 0; maximum and sum go behind the sums of the values.
+static void soften(float* s, int first, int n, float cap, float* state) {
   const int padded = round_up(n, 8);
+  if (cap > 0.0f)
+    for (int i = first / 8 * 8; i < padded; i += 8) store(s + i, capped(load(s + i), cap));
+  for (int i = 0; i < first; i++) s[i] = -1e30f;
   for (int i = n; i < padded; i++) s[i] = -1e30f;
   F8 most = set1(-1e30f), sum = set1(0);
   for (int i = 0; i < padded; i += 8) most = max(most, load(s + i));
@@ -123,11 +127,19 @@ static void merge(float* sums, const float* segment, int padded) {
   sums[padded + 1] = fused(segment[padded + 1], change[1], sums[padded + 1] * change[0]);
 }
 
-static void fold(const float* partials, int count, const Heads& h, float* work, float* out) {
+// 1 / (sum + exp(sink - max)), both relative to the larger of sink and max, in whose terms the values are scaled.
+static float with_sink(const float* state, float sink) {
+  const float top = state[0] > sink ? state[0] : sink;
+  alignas(32) float change[8] = {state[0] - top, sink - top, 0, 0, 0, 0, 0, 0};
+  store(change, exponential(load(change)));
+  return change[0] / fused(state[1], change[0], change[1]);
+}
+
+static void fold(const float* partials, int count, const Heads& h, const float* sink, float* work, float* out) {
   const int stride = h.padded + 8;
   std::memcpy(work, partials, sizeof(float) * stride);
   for (int i = 1; i < count; i++) merge(work, partials + i * stride, h.padded);
-  const F8 inverse = set1(1.0f / work[h.padded + 1]);
+  const F8 inverse = set1(sink ? with_sink(work + h.padded, *sink) : 1.0f / work[h.padded + 1]);
   alignas(32) float last[8];
   for (int d = 0; d < h.width; d += 8) {
     const F8 v = mul(load(work + d), inverse);
@@ -163,16 +175,24 @@ template <class E> struct Work {
     interleave(vectors, sums, h.padded, queries);
   }
   const float* query(int r) const { return task.queries + r * task.query_stride; }
+  int first(int r, int low) const { return clipped(task.paths[r].first, low); }
   int direct(int r, int low) const { return clipped(task.paths[r].direct, low); }
   int length(int r, int low) const { return clipped(task.paths[r].length, low); }
+  std::size_t place(std::int64_t cell) const { return static_cast<std::size_t>(cell < task.places ? cell : cell % task.places); }
+  const E* key_block(std::int64_t cell) const { return keys + place(cell) / 16 * 16 * h.padded; }
+  const E* value(std::int64_t cell) const { return vals + place(cell) * h.padded; }
   static int clipped(int end, int low) { return end - low < 0 ? 0 : end - low < SEGMENT ? end - low : SEGMENT; }
 
   void score(int low) {
-    int most = 0;
-    for (int r = 0; r < task.rows; r++) most = direct(r, low) > most ? direct(r, low) : most;
-    const E* k = keys + static_cast<std::size_t>(low) * h.padded;
-    const E* v = vals + static_cast<std::size_t>(low) * h.padded;
-    for (int b = 0; b < most; b += 16, k += 16 * h.padded) {
+    int from = SEGMENT, most = 0;
+    for (int r = 0; r < task.rows; r++) {
+      from = first(r, low) < from ? first(r, low) : from;
+      most = direct(r, low) > most ? direct(r, low) : most;
+    }
+    from = from / 16 * 16;
+    const E* k = key_block(low) + static_cast<std::size_t>(from) * h.padded;  // a segment lies in one piece
+    const E* v = value(low);
+    for (int b = from; b < most; b += 16, k += 16 * h.padded) {
       ahead(v + b * h.padded);
       if (task.rows > 1) {
         scores_of(task.rows * h.group, opened(k, 16 * h.padded, buffer), queries, h, weights + b);
@@ -189,53 +209,68 @@ template <class E> struct Work {
   // Scattered cells: score their whole blocks, and take the lanes that are wanted.
   void score_tail(int r, int low) {
     const Path& path = task.paths[r];
-    std::int64_t there = -1;
-    if (direct(r, low) == length(r, low)) return;
+    const E* there = nullptr;
+    int i = direct(r, low) > first(r, low) ? direct(r, low) : first(r, low);
+    if (i >= length(r, low)) return;
     interleave(h.group, query(r), h.padded, buffer);
-    for (int i = direct(r, low); i < length(r, low); i++) {
-      const std::int64_t cell = path.tail[low + i - path.direct], block = cell / 16;
-      if (block != there)
-        scores_of(h.group, keys + block * 16 * h.padded, buffer, h, lanes);
+    for (; i < length(r, low); i++) {
+      const std::int64_t cell = path.tail[low + i - path.direct];
+      const E* block = key_block(cell);
+      if (block != there) scores_of(h.group, block, buffer, h, lanes);
       there = block;
       for (int g = 0; g < h.group; g++) weights[(r * h.group + g) * SEGMENT + i] = lanes[g * SEGMENT + cell % 16];
     }
   }
+  bool sees(int r, int low) const { return length(r, low) > first(r, low); }
   void soften_all(int low) {
     std::memset(sums, 0, sizeof(float) * task.rows * h.group * stride);
     for (int r = 0; r < task.rows; r++)
-      for (int i = r * h.group; length(r, low) && i < (r + 1) * h.group; i++)
-        soften(weights + i * SEGMENT, length(r, low), sums + i * stride + h.padded);
+      for (int i = r * h.group; sees(r, low) && i < (r + 1) * h.group; i++)
+        soften(weights + i * SEGMENT, first(r, low), length(r, low), h.cap, sums + i * stride + h.padded);
   }
+  // Positions that all rows see are added for all of them at once; before and behind, each row has its own.
   // `next` are the keys that will be read after these values.
   void add_all(int low, const E* next) {
-    int common = SEGMENT;
-    for (int r = 0; r < task.rows; r++) common = direct(r, low) < common ? direct(r, low) : common;
-    const E* v = vals + static_cast<std::size_t>(low) * h.padded;
-    for (int b = 0; b < common; b += 16, v += 16 * h.padded) {
-      const int count = common - b < 16 ? common - b : 16;
-      if (next) ahead(next + b * h.padded);
-      if (task.rows == 1) values_of(h.group, v, weights + b, count, h, sums, stride);
-      else values_of(task.rows * h.group, opened(v, count * h.padded, buffer), weights + b, count, h, sums, stride);
+    int from = 0, common = SEGMENT;
+    for (int r = 0; r < task.rows; r++) {
+      from = first(r, low) > from ? first(r, low) : from;
+      common = direct(r, low) < common ? direct(r, low) : common;
     }
-    for (int r = 0; r < task.rows; r++) add_rest(r, low, common);
+    if (from > common) from = common;
+    const E* v = value(low);
+    for (int r = 0; r < task.rows; r++) add_direct(r, low, first(r, low), from < direct(r, low) ? from : direct(r, low));
+    for (int b = from; b < common;) {
+      const int end = (b / 16 + 1) * 16, count = (end < common ? end : common) - b;
+      if (next) ahead(next + b / 16 * 16 * h.padded);
+      const E* cells = v + b * h.padded;
+      if (task.rows == 1) values_of(h.group, cells, weights + b, count, h, sums, stride);
+      else values_of(task.rows * h.group, opened(cells, count * h.padded, buffer), weights + b, count, h, sums, stride);
+      b += count;
+    }
+    for (int r = 0; r < task.rows; r++) add_rest(r, low, common > first(r, low) ? common : first(r, low));
+  }
+  void add_direct(int r, int low, int begin, int end) {
+    if (begin >= end) return;
+    const float* p = weights + r * h.group * SEGMENT + begin;
+    values_of(h.group, value(low) + static_cast<std::size_t>(begin) * h.padded, p, end - begin, h, sums + r * h.group * stride, stride);
   }
   void add_rest(int r, int low, int done) {
     const Path& path = task.paths[r];
-    float *p = weights + r * h.group * SEGMENT, *o = sums + r * h.group * stride;
     const int plain = direct(r, low);
-    if (plain > done)
-      values_of(h.group, vals + static_cast<std::size_t>(low + done) * h.padded, p + done, plain - done, h, o, stride);
-    for (int i = plain; i < length(r, low); i++)
-      values_of(h.group, vals + path.tail[low + i - path.direct] * h.padded, p + i, 1, h, o, stride);
+    add_direct(r, low, done, plain);
+    for (int i = plain > done ? plain : done; i < length(r, low); i++)
+      values_of(h.group, value(path.tail[low + i - path.direct]), weights + r * h.group * SEGMENT + i, 1, h,
+                sums + r * h.group * stride, stride);
   }
   void put(int segment) {
     for (int r = 0; r < task.rows; r++) {
-      if (!length(r, segment * SEGMENT)) continue;
+      if (!sees(r, segment * SEGMENT)) continue;
+      const int before = segment - task.paths[r].first / SEGMENT;  // segments that the row has seen
       for (int g = 0; g < h.group; g++) {
         float* out = task.partials + r * task.row_stride + g * task.head_stride;
         const float* own = sums + (r * h.group + g) * stride;
-        if (task.folded && segment > task.first) merge(out, own, h.padded);
-        else std::memcpy(out + (task.folded ? 0 : segment * stride), own, sizeof(float) * (h.padded + 2));
+        if (task.folded && before) merge(out, own, h.padded);
+        else std::memcpy(out + (task.folded ? 0 : before * stride), own, sizeof(float) * (h.padded + 2));
       }
     }
   }
@@ -249,12 +284,15 @@ template <class E> static void attend_as(const Attend& task, const Heads& h) {
   for (int segment = task.first; segment < task.last; segment++) {
     const int low = segment * SEGMENT;
     const E* next = static_cast<const E*>(task.next);
-    if (segment + 1 < task.last) next = work.keys + static_cast<std::size_t>(low + SEGMENT) * h.padded;
+    if (segment + 1 < task.last) next = work.key_block(low + SEGMENT);
     work.score(low), work.soften_all(low), work.add_all(low, next), work.put(segment);
   }
 }
 
 static void attend(const Attend& task, const Heads& h) {
-  if (task.half) attend_as<std::uint16_t>(task, h);
-  else attend_as<float>(task, h);
+  switch (task.element) {
+    case Element::fp16: return attend_as<Half>(task, h);
+    case Element::bf16: return attend_as<Bfloat>(task, h);
+    case Element::fp32: return attend_as<float>(task, h);
+  }
 }

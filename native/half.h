@@ -6,6 +6,10 @@
 // Everything here is `static`: it is compiled for several instruction sets, and the linker must not mix them.
 namespace selfspec {
 
+// Numbers of a cache, which the vector units open and round.
+struct Half { std::uint16_t bits; };
+struct Bfloat { std::uint16_t bits; };
+
 static inline std::uint32_t bits_of(float x) {
   std::uint32_t u;
   std::memcpy(&u, &x, 4);

@@ -4,6 +4,7 @@
 
 namespace selfspec::avx2 {
 
+#include "activations.inl"
 #include "rowwise.inl"
 #include "tiles.inl"
 #include "attention.inl"

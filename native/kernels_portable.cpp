@@ -3,6 +3,7 @@
 
 namespace selfspec::portable {
 
+#include "activations.inl"
 #include "rowwise.inl"
 #include "tiles.inl"
 #include "attention.inl"

@@ -58,9 +58,20 @@ constexpr int format_of(Kind kind) {
   return kind == Kind::int8 ? WORDS : kind == Kind::int4 ? BYTES : FLOATS;
 }
 
-// What becomes of a product: stored, added to what is there (a residual), silu(first) * second, or only
-// the best output of each group with its sum of exponentials.
-enum class Finish : std::uint8_t { store, add, swiglu, best };
+// What becomes of an output of a product: stored, added to what is there (a residual), turned into the activation
+// of an MLP (gated: times the output of a second matrix), or only the best of each group is kept, with its sum of
+// exponentials. Before that the bias is added, the sum scaled, and with a cap c > 0 c * tanh(x / c) is taken.
+enum class Finish : std::uint8_t { store, add, activated, gated, best };
+enum class Act : std::uint8_t { silu, gelu, gelu_tanh, relu, clipped };
+struct Activation {
+  Act act = Act::silu;
+  float limit = 0, sharpness = 1;  // clipped: (up + 1) * gate * sigmoid(sharpness * gate), both within the limit
+};
+struct Ending {
+  Finish finish = Finish::store;
+  float scale = 1, cap = 0;
+  Activation activation{};
+};
 
 // The best of one group of outputs of one row: its logit, its index, and the sum of exp(logit - best).
 struct Best {
@@ -82,27 +93,48 @@ struct Ahead {
   const std::uint8_t* next = nullptr;
 };
 
+// How the numbers of keys and values are kept.
+enum class Element : std::uint8_t { fp16, bf16, fp32 };
+constexpr std::size_t element_bytes(Element element) { return element == Element::fp32 ? 4 : 2; }
+
+// y = x / size(x) * weight + bias, where the size is the root of the mean square; centred: of x - mean(x).
+// Without weights y = x.
+struct NormView {
+  const float *weight = nullptr, *bias = nullptr;  // padded to whole blocks
+  int d = 0;
+  float eps = 0;
+  bool centred = false;
+};
+
+// Which numbers of a head turn: the first `dims`, i with i + dims / 2, or with its neighbour.
+struct Turn {
+  int dims = 0;
+  bool interleaved = false;
+};
+
 // One tile of attention: rows of one slot, one KV head, segments [first, last) of their paths.
 struct Heads {
   int group = 1;  // query heads of a KV head
   int width = 0, padded = 0;  // of a head; padded to 8
-  float scale = 1;
+  float scale = 1, cap = 0;   // of scores, as of products
 };
 struct Path {
   int length = 0;  // cells that a row sees, its own included
   int direct = 0;  // the first of them, where path index and cell are one
   const std::int64_t* tail = nullptr;  // the cells of path indices [direct, length)
+  int first = 0;   // a window: nothing before this path index is seen
 };
 struct Attend {
-  const void* keys = nullptr;    // [cells / 16][padded][16] of this layer, slot and KV head
-  const void* values = nullptr;  // [cells][padded]
+  const void* keys = nullptr;    // [places / 16][padded][16] of this layer, slot and KV head
+  const void* values = nullptr;  // [places][padded]
   const void* next = nullptr;    // keys that this thread will read afterwards, if it is known
-  bool half = true;              // fp16, else fp32
+  int places = 0;                // cell c lies in place c % places
+  Element element = Element::fp16;
   const float* queries = nullptr;  // of the first row: [group][padded]; the next row is query_stride away
   std::size_t query_stride = 0;
   const Path* paths = nullptr;
   int rows = 0, first = 0, last = 0;
-  bool folded = false;  // all segments into one partial, else one partial each
+  bool folded = false;  // all segments into one partial, else one each, from the first that the row sees
   float* partials = nullptr;  // of the first row: [segments or 1][padded + 8] of each of its heads
   std::size_t row_stride = 0, head_stride = 0;
   float* scratch = nullptr;
@@ -111,19 +143,20 @@ struct Attend {
 // One set of kernels; every set gives the same bits.
 struct Kernels {
   const char* name;
-  // y = x / rms(x) * weight, zeros from d to the next whole block
-  void (*norm)(const float* x, const float* weight, int d, float eps, float* y);
+  // one row; y gets zeros from d to the next whole block
+  void (*norm)(const float* x, const NormView& view, float* y);
   // row `row` of the activations, in the formats wanted; x has whole blocks
   void (*prepare)(const float* x, int formats, const Acts& acts, int row);
-  // out = x turned by the angles; out is padded
-  void (*rotate)(const float* x, const float* cosines, const float* sines, const Heads& heads, float* out);
-  void (*store_key)(const float* k, void* block, int lane, bool half, const Heads& heads);
-  void (*store_value)(const float* v, void* cell, bool half, const Heads& heads);
-  // groups [g0, g1) for all rows of the activations; `second` goes with swiglu
-  void (*product)(const Part& part, const Part* second, Finish finish, const Acts& acts, int g0, int g1, Ahead ahead);
+  // out = x turned by the angles, whose tables have dims / 2 entries; out is padded
+  void (*rotate)(const float* x, const float* cosines, const float* sines, Turn turn, const Heads& heads, float* out);
+  void (*store_key)(const float* k, void* block, int lane, Element element, const Heads& heads);
+  void (*store_value)(const float* v, void* cell, Element element, const Heads& heads);
+  // groups [g0, g1) for all rows of the activations; `second` goes with `gated`
+  void (*product)(const Part& part, const Part* second, const Ending& ending, const Acts& acts, int g0, int g1, Ahead ahead);
   void (*attend)(const Attend& task, const Heads& heads);
-  // fold `count` partials of one head and divide: out [width]; work has padded + 8 floats
-  void (*fold)(const float* partials, int count, const Heads& heads, float* work, float* out);
+  // fold `count` partials of one head and divide: out [width]; work has padded + 8 floats. A sink is a score that
+  // takes part in the soft-max and has no value; null: none
+  void (*fold)(const float* partials, int count, const Heads& heads, const float* sink, float* work, float* out);
   // sum of sums[i] * exp(logits[i] - most)
   float (*total)(const Best* best, int count, float most);
   // reads whole cache lines and returns something of them

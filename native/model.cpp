@@ -8,87 +8,45 @@
 
 namespace selfspec {
 
-Model::Model(const Sizes& z, std::vector<float> inverse_frequencies, const Kernels& set, int threads)
-    : sizes(z),
-      heads{z.heads / z.kv_heads, z.width, round_up(z.width, 8), 1.0f / std::sqrt(static_cast<float>(z.width))},
-      frequencies(std::move(inverse_frequencies)), kernels(set), layers(z.layers), teams_(threads) {}
-
-namespace {
-
-// Carves aligned pieces out of one block of memory; without memory it only counts.
-struct Carver {
-  char* base;
-  std::size_t used = 0;
-  template <class T> T* take(std::size_t count) {
-    T* piece = base ? reinterpret_cast<T*>(base + used) : nullptr;
-    used += (count * sizeof(T) + 64 + 63) / 64 * 64;  // 64 bytes between: vectors may be stored past an end
-    return piece;
-  }
-  void acts(Acts& a, std::size_t rows, std::size_t inputs) {
-    a.floats = take<float>(rows * inputs), a.words = take<std::int16_t>(rows * inputs);
-    a.bytes = take<std::int8_t>(rows * inputs), a.scales = take<float>(rows * inputs / BLOCK * 2);
-  }
-};
-
-void carve(Carver& c, Scratch& s, const Sizes& z, const Heads& h, std::size_t rows, int members) {
-  const std::size_t inputs = round_up(std::max({z.hidden, z.intermediate, z.query()}), BLOCK);
-  c.acts(s.shared, rows, inputs);
-  s.own.resize(members), s.row.resize(members), s.attend.resize(members);
-  for (int i = 0; i < members; i++) {
-    c.acts(s.own[i], 1, inputs);
-    s.row[i] = c.take<float>(inputs + h.padded);
-    s.attend[i] = c.take<float>(attend_scratch(h));
-  }
-  s.qkv = c.take<float>(rows * (z.query() + 2 * z.key()));
-  s.queries = c.take<float>(rows * z.heads * h.padded);
-  s.hidden = c.take<float>(rows * round_up(z.intermediate, BLOCK));
-  s.cosines = c.take<float>(rows * (z.width / 2)), s.sines = c.take<float>(rows * (z.width / 2));
+Model::Model(const Sizes& z, std::vector<Rope> turns, const Kernels& set, int threads)
+    : sizes(z), ropes(std::move(turns)), kernels(set), layers(z.layers), teams_(threads) {
+  const Heads heads{z.heads / z.kv_heads, z.width, round_up(z.width, 8), 1.0f / std::sqrt(static_cast<float>(z.width)), 0};
+  for (Layer& layer : layers) layer.heads = heads;
 }
 
-}  // namespace
-
-void Model::reserve(int rows, std::size_t partial_floats, std::size_t bests) {
-  Scratch& s = scratch_;
-  if (s.rows < static_cast<std::size_t>(rows)) {
-    const std::size_t wanted = std::max<std::size_t>(rows, 16);
-    Carver count{nullptr}, real{nullptr};
-    carve(count, s, sizes, heads, wanted, threads());
-    s.rows = 0;
-    s.memory = Memory(count.used);
-    real.base = s.memory.as<char>();
-    carve(real, s, sizes, heads, wanted, threads());
-    s.rows = wanted;
+Widest Model::widest() const {
+  Widest w;
+  w.inner = sizes.intermediate;
+  for (const Layer& layer : layers) {
+    w.inner = std::max(w.inner, layer.facts.shared_width);
+    w.experts = std::max(w.experts, layer.facts.experts);
+    w.expert_width = std::max(w.expert_width, layer.facts.expert_width);
   }
-  if (s.partial_floats < partial_floats) {
-    s.partial_floats = 0;
-    s.partial_memory = Memory(partial_floats * sizeof(float));
-    s.partials = s.partial_memory.as<float>(), s.partial_floats = partial_floats;
-  }
-  if (s.bests < bests) {
-    s.bests = 0;
-    s.best_memory = Memory(bests * sizeof(Best));
-    s.best = s.best_memory.as<Best>(), s.bests = bests;
-  }
+  w.inputs = round_up(std::max({sizes.hidden, w.inner, w.expert_width, sizes.query()}), BLOCK);
+  for (const Rope& rope : ropes) w.angles += static_cast<int>(rope.frequencies.size());
+  return w;
 }
 
-void Model::run(float* x, const std::vector<Step>& steps, const Rows& rows, Cache& cache) {
-  teams_.run([&](Team& team) { Pass(*this, team, rows.count, x).layers(steps, rows, cache); });
+void Model::reserve(const Room& room) { scratch_.reserve(room, sizes, layers[0].heads, widest(), threads()); }
+
+void Model::run(float* x, const std::vector<Step>& steps, const Rows& rows, Cache& cache, int experts) {
+  teams_.run([&](Team& team) { Pass(*this, team, rows.count, x).layers(steps, rows, cache, experts); });
 }
 
 void Model::logits(const float* x, int rows, const Matrix& w, float* out) {
   teams_.run([&](Team& team) {
     // the head only reads x
     Pass(*this, team, rows, const_cast<float*>(x))
-        .head({{{w, nullptr, out, static_cast<std::size_t>(w.n), nullptr}}, 1, Finish::store});
+        .head({{{w, nullptr, out, static_cast<std::size_t>(w.n), nullptr}}, 1, {Finish::store}});
   });
 }
 
 void Model::best(const float* x, int rows, const Matrix& w, std::int64_t* index, float* logit, float* lse) {
   teams_.run([&](Team& team) {
     const int groups = w.groups();
-    reserve(rows, 0, static_cast<std::size_t>(rows) * groups);
+    reserve({0, 0, static_cast<std::size_t>(rows) * groups, 0});
     Pass(*this, team, rows, const_cast<float*>(x))
-        .head({{{w, nullptr, nullptr, 0, scratch_.best}}, 1, Finish::best});
+        .head({{{w, nullptr, nullptr, 0, scratch_.best}}, 1, {Finish::best}});
     for (int r = 0; r < rows; r++) {
       const Best* all = scratch_.best + static_cast<std::size_t>(r) * groups;
       const Best* top = std::max_element(all, all + groups, [](const Best& a, const Best& b) { return a.logit < b.logit; });

@@ -1,50 +1,21 @@
-// A decoder of the Llama type: its weights, which belong to the caller, and the memory of its passes.
+// A decoder: its layers, ends and rotary embeddings, and the passes over it.
 #pragma once
 #include <array>
 #include <utility>
 #include <vector>
 
 #include "cache.h"
-#include "kinds.h"
-#include "memory.h"
+#include "layer.h"
+#include "scratch.h"
 #include "threads.h"
 
 namespace selfspec {
-
-struct Sizes {
-  int layers, hidden, intermediate, heads, kv_heads, width, vocabulary;
-  float eps;
-  int query() const { return heads * width; }
-  int key() const { return kv_heads * width; }
-};
-
-struct Linear {
-  Matrix w;
-  std::vector<float> bias;  // padded to whole groups; empty: none
-};
-
-struct Layer {
-  Linear q, k, v, o, gate, up, down;
-  std::vector<float> attention_norm, mlp_norm;  // padded to whole blocks
-};
-
-// Memory of one pass at a time, kept for the next one.
-struct Scratch {
-  Acts shared;              // of all rows
-  std::vector<Acts> own;    // of a single row, one for each member
-  float *qkv = nullptr, *queries = nullptr, *partials = nullptr, *hidden = nullptr;
-  float *cosines = nullptr, *sines = nullptr;
-  Best* best = nullptr;
-  std::vector<float*> row, attend;  // of each member
-  Memory memory, partial_memory, best_memory;
-  std::size_t rows = 0, partial_floats = 0, bests = 0;
-};
 
 struct Rows {
   int count = 0, depth = 0;
   const std::int64_t *slots = nullptr, *positions = nullptr, *lineage = nullptr;  // lineage [count, depth] or null
   std::int64_t cell(int r) const { return lineage ? lineage[(r + 1) * std::int64_t{depth} - 1] : positions[r]; }
-  Path path(int r) const;
+  Path path(int r, int window) const;
 };
 
 enum class Sub : std::uint8_t { attention, mlp };
@@ -58,11 +29,14 @@ struct Step {
 enum class Clock : std::uint8_t { start, norm, qkv, place, attend, out, gate_up, down, head, count };
 using Clocks = std::array<double, static_cast<std::size_t>(Clock::count)>;
 
+// What becomes of logits.
+struct LogitFacts { float scale = 1, cap = 0; };
+
 class Model {
  public:
-  Model(const Sizes& sizes, std::vector<float> frequencies, const Kernels& kernels, int threads);
-  // x [rows, hidden] is replaced by the residual stream after the steps.
-  void run(float* x, const std::vector<Step>& steps, const Rows& rows, Cache& cache);
+  Model(const Sizes& sizes, std::vector<Rope> ropes, const Kernels& kernels, int threads);
+  // x [rows, hidden] is replaced by the residual stream after the steps; `experts` of each row, 0: as many as a layer has.
+  void run(float* x, const std::vector<Step>& steps, const Rows& rows, Cache& cache, int experts);
   // Final norm and head over x [rows, hidden]: logits [rows, head.n].
   void logits(const float* x, int rows, const Matrix& head, float* out);
   // Read bytes as products do, each member its share, without arithmetic: the floor of any pass.
@@ -71,19 +45,22 @@ class Model {
   void best(const float* x, int rows, const Matrix& head, std::int64_t* index, float* logit, float* lse);
 
   const Sizes sizes;
-  const Heads heads;
-  const std::vector<float> frequencies;
+  const std::vector<Rope> ropes;
   const Kernels& kernels;
   std::vector<Layer> layers;
-  std::vector<float> final_norm;
+  Norm final_norm;
   Linear head;
+  LogitFacts logit_facts;
+  bool final_centred = false;
   int threads() const { return teams_.size(); }
   bool timed = false;  // whether passes add to `seconds`
   Clocks seconds{};
+  std::int64_t expert_reads = 0;  // experts whose weights passes have read, each once a pass and layer
 
  private:
   friend class Pass;
-  void reserve(int rows, std::size_t partial_floats, std::size_t bests);
+  void reserve(const Room& room);
+  Widest widest() const;
   Teams teams_;
   Scratch scratch_;
 };

@@ -2,22 +2,16 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 
 namespace selfspec {
-namespace {
 
 Part part_of(const Linear& linear, float* out, std::size_t stride) {
   return {linear.w, linear.bias.empty() ? nullptr : linear.bias.data(), out, stride, nullptr};
 }
 
-int segments_of(int length) { return (length + SEGMENT - 1) / SEGMENT; }
-
-}  // namespace
-
 int Product::groups() const {
-  if (finish == Finish::swiglu) return parts[0].w.groups();
+  if (ending.finish == Finish::gated) return parts[0].w.groups();
   int total = 0;
   for (int i = 0; i < count; i++) total += parts[i].w.groups();
   return total;
@@ -31,66 +25,78 @@ int Product::formats() const {
 
 const std::uint8_t* Product::at(int group) const {
   int i = 0;
-  for (; finish == Finish::store && i + 1 < count && group >= parts[i].w.groups(); i++) group -= parts[i].w.groups();
+  if (ending.finish != Finish::gated)
+    for (; i + 1 < count && group >= parts[i].w.groups(); i++) group -= parts[i].w.groups();
   return parts[i].w.data + group * parts[i].w.group_bytes();
-}
-
-Path Rows::path(int r) const {
-  const int length = static_cast<int>(positions[r]) + 1;
-  if (!lineage) return {length, length, nullptr};
-  const std::int64_t* line = lineage + static_cast<std::int64_t>(r) * depth;
-  const int root = static_cast<int>(line[0]);
-  int direct = root;
-  while (direct < length && line[direct - root] == direct) direct++;
-  return {length, direct, line + (direct - root)};
 }
 
 // -- before the job: what will be multiplied, and which pieces attention has ---------------------------------
 
-void Pass::plan(const std::vector<Step>& steps) {
-  const std::size_t q = m_.sizes.query(), kv = m_.sizes.key(), d = m_.sizes.hidden, all = q + 2 * kv;
-  const std::size_t ff = round_up(m_.sizes.intermediate, BLOCK);
+void Pass::reserve(const std::vector<Step>& steps) {
+  Room room{static_cast<std::size_t>(count_), 0, 0, 0};
   for (const Step& step : steps) {
     const Layer& layer = m_.layers[step.layer];
-    if (step.part == Sub::attention) {
-      products_.push_back({{part_of(layer.q, s_.qkv, all), part_of(layer.k, s_.qkv + q, all),
-                            part_of(layer.v, s_.qkv + q + kv, all)}, 3, Finish::store});
-      products_.push_back({{part_of(layer.o, x_, d)}, 1, Finish::add});
-    } else {
-      products_.push_back({{part_of(layer.gate, s_.hidden, ff), part_of(layer.up, nullptr, 0)}, 2, Finish::swiglu});
-      products_.push_back({{part_of(layer.down, x_, d)}, 1, Finish::add});
+    const Facts& facts = layer.facts;
+    if (step.part == Sub::mlp) {
+      if (facts.experts) room.pairs = std::max(room.pairs, room.rows * per_token(layer));
+      continue;
     }
+    const bool known = std::any_of(tilings_.begin(), tilings_.end(), [&](const Tiling& t) { return t.window == facts.window; });
+    if (!known) tilings_.emplace_back(*rows_, facts.window, m_.sizes, layer.heads, team_.size());
+    room.partials = std::max(room.partials, room.rows * m_.sizes.heads * tiling(layer).stride(layer.heads));
+  }
+  m_.reserve(room);
+  expert_.resize(room.pairs), pair_.resize(room.pairs), weight_.resize(room.pairs), row_of_pair_.resize(room.pairs);
+  chosen_.reserve(room.pairs), next_.resize(room.pairs ? m_.widest().experts : 0);
+}
+
+// Without a norm behind it, a part is added to the residual stream at once.
+Ending Pass::ending_of(const Layer& layer, const Norm& after) const {
+  if (after.there()) return {Finish::store};
+  return {Finish::add, layer.facts.residual};
+}
+
+void Pass::plan_attention(const Layer& layer) {
+  const std::size_t q = m_.sizes.query(), kv = m_.sizes.key(), d = m_.sizes.hidden, all = q + 2 * kv;
+  products_.push_back({{part_of(layer.q, s_.qkv, all), part_of(layer.k, s_.qkv + q, all),
+                        part_of(layer.v, s_.qkv + q + kv, all)}, 3});
+  float* out = layer.attention_after.there() ? s_.out : x_;
+  products_.push_back({{part_of(layer.o, out, d)}, 1, ending_of(layer, layer.attention_after)});
+}
+
+void Pass::plan_mlp(const Layer& layer) {
+  const Facts& f = layer.facts;
+  const std::size_t d = m_.sizes.hidden;
+  if (f.experts) {  // what all rows have; the experts are chosen later
+    const bool shared = f.shared_width > 0;
+    products_.push_back({{part_of(layer.router, s_.routed, f.experts), part_of(layer.shared_router, s_.shared_gate, 1)},
+                         shared ? 2 : 1});
+    if (!shared) return;
+    const std::size_t width = round_up(f.shared_width, BLOCK);
+    products_.push_back({{part_of(layer.shared_gate, s_.inner, width), part_of(layer.shared_up, nullptr, 0)}, 2,
+                         {Finish::gated, 1, 0, f.activation}});
+    products_.push_back({{part_of(layer.shared_down, s_.out, d)}, 1});
+    return;
+  }
+  const std::size_t width = round_up(m_.sizes.intermediate, BLOCK);
+  if (layer.gate.there())
+    products_.push_back({{part_of(layer.gate, s_.inner, width), part_of(layer.up, nullptr, 0)}, 2,
+                         {Finish::gated, 1, 0, f.activation}});
+  else
+    products_.push_back({{part_of(layer.up, s_.inner, width)}, 1, {Finish::activated, 1, 0, f.activation}});
+  products_.push_back({{part_of(layer.down, layer.mlp_after.there() ? s_.out : x_, d)}, 1, ending_of(layer, layer.mlp_after)});
+}
+
+void Pass::plan(const std::vector<Step>& steps) {
+  for (const Step& step : steps) {
+    if (step.part == Sub::attention) plan_attention(m_.layers[step.layer]);
+    else plan_mlp(m_.layers[step.layer]);
   }
 }
 
-void Pass::tile(const Rows& rows) {
-  int most = 0;
-  for (int r = 0; r < count_; r++) {
-    paths_.push_back(rows.path(r));
-    most = std::max(most, paths_.back().length);
-  }
-  std::vector<Item> tiles;
-  for (int r = 0; r < count_;) {
-    Item tile{r, 1, 0, 0, segments_of(paths_[r].length)};
-    while (++r < count_ && tile.rows < rows_per_tile(m_.heads) && rows.slots[r] == rows.slots[tile.first]) {
-      tile.high = std::max(tile.high, segments_of(paths_[r].length));
-      tile.rows++;
-    }
-    tiles.push_back(tile);
-  }
-  // few pieces: one for each segment, folded afterwards; the bits are the same
-  const bool apart = tiles.size() * m_.sizes.kv_heads < 4u * team_.size() && count_ * segments_of(most) <= 4096;
-  if (apart) partials_ = segments_of(most);
-  for (auto tile = tiles.rbegin(); tile != tiles.rend(); ++tile)  // the longest first
-    for (int head = 0; head < m_.sizes.kv_heads; head++)
-      for (int low = 0; low < (apart ? tile->high : 1); low++)
-        items_.push_back({tile->first, tile->rows, head, apart ? low : 0, apart ? low + 1 : tile->high});
-}
-
-void Pass::layers(const std::vector<Step>& steps, const Rows& rows, Cache& cache) {
-  rows_ = &rows, cache_ = &cache;
-  tile(rows);
-  m_.reserve(count_, partials_ * count_ * m_.sizes.heads * (m_.heads.padded + 8), 0);
+void Pass::layers(const std::vector<Step>& steps, const Rows& rows, Cache& cache, int experts) {
+  rows_ = &rows, cache_ = &cache, experts_ = experts;
+  reserve(steps);
   plan(steps);
   counters_.clear(0);
   team_.run([&](int id) {
@@ -99,10 +105,15 @@ void Pass::layers(const std::vector<Step>& steps, const Rows& rows, Cache& cache
     angles(id);
     team_.barrier();
     lap(me, Clock::place);
+    int entered = -1;  // the layer whose entrance is kept
     for (const Step& step : steps) {
       const Layer& layer = m_.layers[step.layer];
-      if (step.part == Sub::attention) attention(me, layer, step.layer);
-      else mlp(me, layer);
+      if (step.part == Sub::attention) {
+        attention(me, layer, step.layer);
+        entered = step.layer;
+      } else {
+        mlp(me, layer, layer.facts.parallel && entered == step.layer ? s_.entered : x_);
+      }
       // nobody writes x before the next barrier
       if (step.tap && id == 0) std::memcpy(step.tap, x_, sizeof(float) * count_ * m_.sizes.hidden);
     }
@@ -110,13 +121,18 @@ void Pass::layers(const std::vector<Step>& steps, const Rows& rows, Cache& cache
 }
 
 void Pass::head(const Product& product) {
-  m_.reserve(count_, 0, 0);
+  m_.reserve({static_cast<std::size_t>(count_), 0, 0, 0});
   products_.push_back(product);
+  products_[0].ending.scale = m_.logit_facts.scale, products_[0].ending.cap = m_.logit_facts.cap;
   counters_.clear(0);
   team_.run([&](int id) {
     Member me{.id = id};
     lap(me, Clock::start);
-    multiply(me, normed(me, m_.final_norm));
+    const NormView last = view(m_.final_norm, m_.sizes.hidden, m_.final_centred);
+    multiply(me, prepared(me, m_.sizes.hidden, product.formats(), [&](int r, float* buffer) {
+      k_.norm(x_ + static_cast<std::size_t>(r) * m_.sizes.hidden, last, buffer);
+      return static_cast<const float*>(buffer);
+    }));
     lap(me, Clock::head);
   });
 }
@@ -140,33 +156,26 @@ void Pass::end(Member& me) {
   team_.barrier();
 }
 
-void Pass::angles(int id) {
-  const int half = m_.heads.width / 2;
-  for (int r = share(count_, id); r < share(count_, id + 1); r++)
-    for (int i = 0; i < half; i++) {
-      const float angle = static_cast<float>(rows_->positions[r]) * m_.frequencies[i];
-      s_.cosines[static_cast<std::size_t>(r) * half + i] = std::cos(angle);
-      s_.sines[static_cast<std::size_t>(r) * half + i] = std::sin(angle);
-    }
+NormView Pass::view(const Norm& norm, int d, bool centred) const {
+  return {norm.there() ? norm.weight.data() : nullptr, norm.bias.empty() ? nullptr : norm.bias.data(), d, m_.sizes.eps, centred};
 }
 
-// The activations of the next product: row(r, buffer) gives the floats of row r. A single row is made by every
-// member for itself, which is cheaper than to meet.
-template <class F> Acts Pass::prepared(Member& me, F row) {
-  const Product& next = products_[me.product];
-  const bool alone = count_ == 1;
-  Acts acts = alone ? s_.own[me.id] : s_.shared;
-  acts.rows = count_, acts.blocks = (next.inputs() + BLOCK - 1) / BLOCK;
-  const int formats = next.formats();
-  const int first = alone ? 0 : share(count_, me.id), last = alone ? 1 : share(count_, me.id + 1);
-  for (int r = first; r < last; r++) k_.prepare(row(r, s_.row[me.id]), formats, acts, r);
-  if (!alone) team_.barrier();
-  return acts;
+Acts Pass::normed(Member& me, const Norm& norm, const Layer& layer, const float* x, int formats) {
+  const NormView v = view(norm, m_.sizes.hidden, layer.facts.centred);
+  return prepared(me, m_.sizes.hidden, formats, [&](int r, float* buffer) {
+    k_.norm(x + static_cast<std::size_t>(r) * m_.sizes.hidden, v, buffer);
+    return static_cast<const float*>(buffer);
+  });
 }
 
-Acts Pass::normed(Member& me, const std::vector<float>& weight) {
-  return prepared(me, [&](int r, float* buffer) {
-    k_.norm(x_ + static_cast<std::size_t>(r) * m_.sizes.hidden, weight.data(), m_.sizes.hidden, m_.sizes.eps, buffer);
+// What the first product of an MLP has made. Where rows end inside of a block, its rest may be of another layer.
+Acts Pass::activated(Member& me, int width) {
+  const int stride = round_up(width, BLOCK);
+  return prepared(me, width, products_[me.product].formats(), [&](int r, float* buffer) {
+    const float* row = s_.inner + static_cast<std::size_t>(r) * stride;
+    if (stride == width) return row;
+    std::copy(row, row + width, buffer);
+    std::fill(buffer + width, buffer + stride, 0.0f);
     return static_cast<const float*>(buffer);
   });
 }
@@ -176,23 +185,16 @@ void Pass::multiply(Member& me, const Acts& acts) {
   const bool more = me.product < static_cast<int>(products_.size());
   const Product* after = more ? &products_[me.product] : nullptr;
   const std::uint8_t* next = after ? after->at(share(after->groups(), me.id)) : nullptr;
-  begin(me);
   // with several panels of rows a larger piece, so that a panel is used often while it is in the cache
-  const int total = p.groups(), size = team_.size(), piece = std::max(1, total / ((count_ > PANEL ? 4 : 32) * size));
-  for (int i = 0; i < size; i++) {  // the own share first, then what the others have left
-    const int owner = (me.id + i) % size, first = share(total, owner), last = share(total, owner + 1);
-    std::atomic<int>& taken = counters_.at(me.phase, owner);
-    for (int g; (g = first + taken.fetch_add(piece, std::memory_order_relaxed)) < last;)
-      groups(p, acts, g, std::min(g + piece, last), {p.at(last - 1), next});
-  }
-  end(me);
+  const int total = p.groups(), piece = std::max(1, total / ((count_ > PANEL ? 4 : 32) * team_.size()));
+  divide(me, total, piece, [&](int g0, int g1, int last) { groups(p, acts, g0, g1, {p.at(last - 1), next}); });
 }
 
 // Groups [g0, g1) of a product; `ahead.end` is the begin of the last group of the share.
 void Pass::groups(const Product& p, const Acts& acts, int g0, int g1, Ahead ahead) {
-  if (p.finish == Finish::swiglu) {
+  if (p.ending.finish == Finish::gated) {
     ahead.end += p.parts[0].w.group_bytes();
-    return k_.product(p.parts[0], &p.parts[1], p.finish, acts, g0, g1, ahead);
+    return k_.product(p.parts[0], &p.parts[1], p.ending, acts, g0, g1, ahead);
   }
   for (int i = 0; i < p.count; i++) {
     const Part& part = p.parts[i];
@@ -202,102 +204,32 @@ void Pass::groups(const Product& p, const Acts& acts, int g0, int g1, Ahead ahea
       Ahead own = ahead;
       if (ahead.end >= begin && ahead.end < end) own.end += part.w.group_bytes();
       else own = {end, i + 1 < p.count ? p.parts[i + 1].w.data : ahead.next};
-      k_.product(part, nullptr, p.finish, acts, low, high, own);
+      k_.product(part, nullptr, p.ending, acts, low, high, own);
     }
     g0 -= groups, g1 -= groups;
   }
 }
 
-// Turn queries and keys, and write keys and values into their cells.
-void Pass::place(int id, int layer) {
-  const Sizes& z = m_.sizes;
-  const Heads& h = m_.heads;
-  const std::size_t q = z.query(), kv = z.key();
-  float* turned = s_.row[id];
-  const int items = count_ * z.kv_heads;
-  for (int i = share(items, id); i < share(items, id + 1); i++) {
-    const int r = i / z.kv_heads, head = i % z.kv_heads, slot = static_cast<int>(rows_->slots[r]);
-    const float* row = s_.qkv + r * (q + 2 * kv);
-    const float *cosines = s_.cosines + r * std::size_t(h.width / 2), *sines = s_.sines + r * std::size_t(h.width / 2);
-    for (int g = head * h.group; g < (head + 1) * h.group; g++)
-      k_.rotate(row + g * h.width, cosines, sines, h, s_.queries + (static_cast<std::size_t>(r) * z.heads + g) * h.padded);
-    k_.rotate(row + q + head * h.width, cosines, sines, h, turned);
-    const std::int64_t cell = rows_->cell(r);
-    k_.store_key(turned, cache_->key_block(layer, slot, head, cell), cell % 16, cache_->half(), h);
-    k_.store_value(row + q + kv + head * h.width, cache_->value_cell(layer, slot, head, cell), cache_->half(), h);
+// What a part made is normed, scaled, and added to the residual stream.
+void Pass::settle(Member& me, const Layer& layer, const Norm& after) {
+  const int d = m_.sizes.hidden;
+  const NormView v = view(after, d, layer.facts.centred);
+  for (int r = share(count_, me.id); r < share(count_, me.id + 1); r++) {
+    float *made = s_.row[me.id], *x = x_ + static_cast<std::size_t>(r) * d;
+    k_.norm(s_.out + static_cast<std::size_t>(r) * d, v, made);
+    for (int i = 0; i < d; i++) x[i] += layer.facts.residual * made[i];
   }
-}
-
-const void* Pass::keys_of(const Item& item, int layer) const {
-  return cache_->key_block(layer, static_cast<int>(rows_->slots[item.first]), item.head, item.low * SEGMENT);
-}
-
-void Pass::attend(Member& me, int layer, const Item& item, const Item* next) {
-  const Heads& h = m_.heads;
-  const int slot = static_cast<int>(rows_->slots[item.first]);
-  Attend task;
-  task.keys = cache_->keys(layer, slot, item.head), task.values = cache_->values(layer, slot, item.head);
-  if (next) task.next = keys_of(*next, layer);
-  task.half = cache_->half();
-  task.query_stride = static_cast<std::size_t>(m_.sizes.heads) * h.padded;
-  task.queries = s_.queries + item.first * task.query_stride + item.head * h.group * h.padded;
-  task.paths = paths_.data() + item.first, task.rows = item.rows;
-  task.first = item.low, task.last = item.high;
-  task.folded = partials_ == 1;
-  task.head_stride = partials_ * (h.padded + 8), task.row_stride = m_.sizes.heads * task.head_stride;
-  task.partials = s_.partials + item.first * task.row_stride + item.head * h.group * task.head_stride;
-  task.scratch = s_.attend[me.id];
-  k_.attend(task, h);
-}
-
-void Pass::attend(Member& me, int layer) {
-  begin(me);
-  // neighbours are read one after the other by one member, which then helps the others
-  const int total = static_cast<int>(items_.size()), size = team_.size();
-  for (int j = 0; j < size; j++) {
-    const int owner = (me.id + j) % size, first = share(total, owner), last = share(total, owner + 1);
-    std::atomic<int>& taken = counters_.at(me.phase, owner);
-    for (int i; (i = first + taken.fetch_add(1, std::memory_order_relaxed)) < last;)
-      attend(me, layer, items_[i], i + 1 < last ? &items_[i + 1] : nullptr);
-  }
-  end(me);
-}
-
-// The results of attention, folded from their segments.
-Acts Pass::folded(Member& me) {
-  const Heads& h = m_.heads;
-  const std::size_t stride = partials_ * (h.padded + 8);
-  return prepared(me, [&](int r, float* buffer) {
-    const int count = partials_ == 1 ? 1 : segments_of(paths_[r].length), width = m_.sizes.query();
-    for (int head = 0; head < m_.sizes.heads; head++)
-      k_.fold(s_.partials + (static_cast<std::size_t>(r) * m_.sizes.heads + head) * stride, count, h,
-              s_.attend[me.id], buffer + head * h.width);
-    std::fill(buffer + width, buffer + round_up(width, BLOCK), 0.0f);
-    return static_cast<const float*>(buffer);
-  });
-}
-
-void Pass::attention(Member& me, const Layer& layer, int index) {
-  const Acts x = normed(me, layer.attention_norm);
-  lap(me, Clock::norm);
-  multiply(me, x);
-  lap(me, Clock::qkv);
-  place(me.id, index);
   team_.barrier();
-  lap(me, Clock::place);
-  attend(me, index);
-  lap(me, Clock::attend);
-  multiply(me, folded(me));
-  lap(me, Clock::out);
 }
 
-void Pass::mlp(Member& me, const Layer& layer) {
-  const Acts x = normed(me, layer.mlp_norm);
+void Pass::mlp(Member& me, const Layer& layer, const float* x) {
+  if (layer.facts.experts) return mixture(me, layer, x);
+  const Acts acts = normed(me, layer.mlp_norm, layer, x, products_[me.product].formats());
   lap(me, Clock::norm);
-  multiply(me, x);
+  multiply(me, acts);
   lap(me, Clock::gate_up);
-  const std::size_t ff = round_up(m_.sizes.intermediate, BLOCK);
-  multiply(me, prepared(me, [&](int r, float*) { return static_cast<const float*>(s_.hidden + r * ff); }));
+  multiply(me, activated(me, m_.sizes.intermediate));
+  if (layer.mlp_after.there()) settle(me, layer, layer.mlp_after);
   lap(me, Clock::down);
 }
 

@@ -1,20 +1,21 @@
 // Steps on one row: norm, quantisation, rotation, cache stores. Included per instruction set.
 
-// exp for x <= 88; exactly 0 below -87. Relative error 2e-7 (Cody-Waite reduction, Taylor to the sixth power).
-static inline F8 exponential(F8 x) {
-  const F8 c = max(min(x, set1(88.0f)), set1(-87.0f));
-  const F8 n = round(mul(c, set1(1.44269504f)));
-  const F8 r = fnma(n, set1(-2.12194440e-4f), fnma(n, set1(0.693359375f), c));
-  F8 y = set1(1.0f / 720);
-  constexpr float terms[] = {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
-  for (float term : terms) y = fma(y, r, set1(term));
-  return at_least(scale2(y, to_int(n)), x, -87.0f);
+static void centre(float* y, int d) {
+  F8 sums[2] = {set1(0), set1(0)};
+  const int padded = round_up(d, BLOCK);
+  for (int i = 0; i < padded; i += 16)
+    for (int j = 0; j < 2; j++) sums[j] = add(sums[j], load(y + i + 8 * j));
+  const F8 mean = set1(sum_of(add(sums[0], sums[1])) / static_cast<float>(d));
+  for (int i = 0; i < padded; i += 8) store(y + i, sub(load(y + i), mean));
+  std::memset(y + d, 0, sizeof(float) * (padded - d));  // what fills up the last block has no mean
 }
 
-static void norm(const float* x, const float* weight, int d, float eps, float* y) {
-  const int padded = round_up(d, BLOCK);
+static void norm(const float* x, const NormView& n, float* y) {
+  const int d = n.d, padded = round_up(d, BLOCK);
   std::memcpy(y, x, sizeof(float) * d);
   std::memset(y + d, 0, sizeof(float) * (padded - d));
+  if (!n.weight) return;
+  if (n.centred) centre(y, d);
   F8 sums[4] = {set1(0), set1(0), set1(0), set1(0)};
   for (int i = 0; i < padded; i += 32)
     for (int j = 0; j < 4; j++) {
@@ -22,8 +23,11 @@ static void norm(const float* x, const float* weight, int d, float eps, float* y
       sums[j] = fma(v, v, sums[j]);
     }
   const float square = sum_of(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
-  const F8 factor = set1(1.0f / __builtin_sqrtf(square / static_cast<float>(d) + eps));
-  for (int i = 0; i < padded; i += 8) store(y + i, mul(mul(load(y + i), factor), load(weight + i)));
+  const F8 factor = set1(1.0f / __builtin_sqrtf(square / static_cast<float>(d) + n.eps));
+  for (int i = 0; i < padded; i += 8) {
+    const F8 v = mul(mul(load(y + i), factor), load(n.weight + i));
+    store(y + i, n.bias ? add(v, load(n.bias + i)) : v);
+  }
 }
 
 static void quantise(const float* x, float* scales, std::int16_t* words, std::int8_t* bytes) {
@@ -59,10 +63,16 @@ static void prepare(const float* x, int formats, const Acts& acts, int row) {
   }
 }
 
-// Half-split rotary order: element i turns with element i + width / 2.
-static void rotate(const float* x, const float* cosines, const float* sines, const Heads& heads, float* out) {
-  const int half = heads.width / 2;
+static void rotate(const float* x, const float* cosines, const float* sines, Turn turn, const Heads& heads, float* out) {
+  const int half = turn.dims / 2;
   int i = 0;
+  if (turn.interleaved) {
+    for (; i < half; i++) {
+      const float a = x[2 * i], b = x[2 * i + 1];
+      out[2 * i] = fused(-b, sines[i], a * cosines[i]);
+      out[2 * i + 1] = fused(a, sines[i], b * cosines[i]);
+    }
+  }
   for (; i + 8 <= half; i += 8) {
     const F8 a = load(x + i), b = load(x + half + i), c = load(cosines + i), s = load(sines + i);
     store(out + i, fnma(b, s, mul(a, c)));
@@ -73,6 +83,7 @@ static void rotate(const float* x, const float* cosines, const float* sines, con
     out[i] = fused(-b, sines[i], a * cosines[i]);
     out[half + i] = fused(a, sines[i], b * cosines[i]);
   }
+  std::memcpy(out + turn.dims, x + turn.dims, sizeof(float) * (heads.width - turn.dims));
   for (int j = heads.width; j < heads.padded; j++) out[j] = 0.0f;
 }
 
@@ -84,9 +95,12 @@ template <class E> static void store_key_as(const float* k, E* block, int lane, 
     for (int i = 0; i < count; i++) block[(d + i) * 16 + lane] = row[i];
   }
 }
-static void store_key(const float* k, void* block, int lane, bool half, const Heads& heads) {
-  if (half) store_key_as(k, static_cast<std::uint16_t*>(block), lane, heads.width);
-  else store_key_as(k, static_cast<float*>(block), lane, heads.width);
+static void store_key(const float* k, void* block, int lane, Element element, const Heads& heads) {
+  switch (element) {
+    case Element::fp16: return store_key_as(k, static_cast<Half*>(block), lane, heads.width);
+    case Element::bf16: return store_key_as(k, static_cast<Bfloat*>(block), lane, heads.width);
+    case Element::fp32: return store_key_as(k, static_cast<float*>(block), lane, heads.width);
+  }
 }
 
 template <class E> static void store_value_as(const float* v, E* cell, int width) {
@@ -99,9 +113,12 @@ template <class E> static void store_value_as(const float* v, E* cell, int width
   store(row, load(rest));
   std::memcpy(cell + d, row, sizeof(E) * (width - d));
 }
-static void store_value(const float* v, void* cell, bool half, const Heads& heads) {
-  if (half) store_value_as(v, static_cast<std::uint16_t*>(cell), heads.width);
-  else store_value_as(v, static_cast<float*>(cell), heads.width);
+static void store_value(const float* v, void* cell, Element element, const Heads& heads) {
+  switch (element) {
+    case Element::fp16: return store_value_as(v, static_cast<Half*>(cell), heads.width);
+    case Element::bf16: return store_value_as(v, static_cast<Bfloat*>(cell), heads.width);
+    case Element::fp32: return store_value_as(v, static_cast<float*>(cell), heads.width);
+  }
 }
 
 static float total(const Best* best, int count, float most) {

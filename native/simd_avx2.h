@@ -24,9 +24,24 @@ static inline F8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
 static inline F8 load(const std::uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
+static inline F8 load(const Half* p) { return load(&p->bits); }
+static inline F8 load(const Bfloat* p) {
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
+}
 static inline void store(float* p, F8 a) { _mm256_storeu_ps(p, a.v); }
-static inline void store(std::uint16_t* p, F8 a) {
+static inline void store(Half* p, F8 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+// Nearest, ties to even; a NaN stays one.
+static inline void store(Bfloat* p, F8 a) {
+  const __m256i u = _mm256_castps_si256(a.v), high = _mm256_srli_epi32(u, 16);
+  const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd), 16);
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q));
+  const __m256i words = _mm256_blendv_epi8(rounded, _mm256_or_si256(high, _mm256_set1_epi32(64)), is_nan);
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0xd8);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
 static inline F8 add(F8 a, F8 b) { return {_mm256_add_ps(a.v, b.v)}; }
 static inline F8 sub(F8 a, F8 b) { return {_mm256_sub_ps(a.v, b.v)}; }

@@ -25,9 +25,14 @@ template <class F> static inline F8 each(F f) {
 static inline F8 set1(float x) { return each([&](int) { return x; }); }
 static inline F8 load(const float* p) { return each([&](int i) { return p[i]; }); }
 static inline F8 load(const std::uint16_t* p) { return each([&](int i) { return from_half(p[i]); }); }
+static inline F8 load(const Half* p) { return load(&p->bits); }
+static inline F8 load(const Bfloat* p) { return each([&](int i) { return from_bfloat(p[i].bits); }); }
 static inline void store(float* p, F8 a) { std::memcpy(p, a.v, 32); }
-static inline void store(std::uint16_t* p, F8 a) {
-  for (int i = 0; i < 8; i++) p[i] = to_half(a.v[i]);
+static inline void store(Half* p, F8 a) {
+  for (int i = 0; i < 8; i++) p[i].bits = to_half(a.v[i]);
+}
+static inline void store(Bfloat* p, F8 a) {
+  for (int i = 0; i < 8; i++) p[i].bits = to_bfloat(a.v[i]);
 }
 static inline F8 add(F8 a, F8 b) { return each([&](int i) { return a.v[i] + b.v[i]; }); }
 static inline F8 sub(F8 a, F8 b) { return each([&](int i) { return a.v[i] - b.v[i]; }); }

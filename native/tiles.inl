@@ -135,8 +135,6 @@ static inline void put(float* out, F8 low, F8 high, int count, bool sum) {
   for (int j = 0; j < count; j++) out[j] = sum ? out[j] + f[j] : f[j];
 }
 
-static inline F8 silu(F8 x) { return div(x, add(exponential(sub(set1(0), x)), set1(1))); }
-
 static Best best_of(F8 low, F8 high, int first, int count) {
   alignas(32) float f[GROUP];
   store(f, low), store(f + 8, high);
@@ -149,28 +147,37 @@ static Best best_of(F8 low, F8 high, int first, int count) {
   return {f[at], sum_of(sums), first + at};
 }
 
-// f, and with swiglu f2: the sums [rows][16] of one group, not yet with bias.
-static void finish(const Part& part, const Part* second, Finish how, int g, int first_row, int rows, const float* f,
+static inline void add_bias(const Part& part, int g, F8& low, F8& high) {
+  if (!part.bias) return;
+  low = add(low, load(part.bias + g * GROUP)), high = add(high, load(part.bias + g * GROUP + 8));
+}
+
+// f, and with a gate f2: the sums [rows][16] of one group, not yet with bias.
+static void finish(const Part& part, const Part* second, const Ending& how, int g, int first_row, int rows, const float* f,
                    const float* f2) {
   const int left = part.w.n - g * GROUP, count = left < GROUP ? left : GROUP;
   for (int t = 0; t < rows; t++) {
     F8 low = load(f + t * GROUP), high = load(f + t * GROUP + 8);
-    if (part.bias) low = add(low, load(part.bias + g * GROUP)), high = add(high, load(part.bias + g * GROUP + 8));
+    add_bias(part, g, low, high);
+    if (how.scale != 1.0f) low = mul(low, set1(how.scale)), high = mul(high, set1(how.scale));
+    if (how.cap > 0.0f) low = capped(low, how.cap), high = capped(high, how.cap);
     const std::size_t row = first_row + t;
-    if (how == Finish::best) {
+    if (how.finish == Finish::best) {
       part.best[row * part.w.groups() + g] = best_of(low, high, g * GROUP, count);
       continue;
     }
-    if (how == Finish::swiglu) {
+    if (how.finish == Finish::gated) {
       F8 up0 = load(f2 + t * GROUP), up1 = load(f2 + t * GROUP + 8);
-      if (second->bias) up0 = add(up0, load(second->bias + g * GROUP)), up1 = add(up1, load(second->bias + g * GROUP + 8));
-      low = mul(silu(low), up0), high = mul(silu(high), up1);
+      add_bias(*second, g, up0, up1);
+      low = gate(low, up0, how.activation), high = gate(high, up1, how.activation);
+    } else if (how.finish == Finish::activated) {
+      low = activated(low, how.activation), high = activated(high, how.activation);
     }
-    put(part.out + row * part.stride + g * GROUP, low, high, count, how == Finish::add);
+    put(part.out + row * part.stride + g * GROUP, low, high, count, how.finish == Finish::add);
   }
 }
 
-static void product(const Part& part, const Part* second, Finish how, const Acts& acts, int g0, int g1, Ahead ahead) {
+static void product(const Part& part, const Part* second, const Ending& how, const Acts& acts, int g0, int g1, Ahead ahead) {
   alignas(64) float f[PANEL * GROUP], f2[PANEL * GROUP];
   Ahead other = ahead;  // of the second matrix, whose share ends at the same group
   if (second) other.end = second->w.data + (ahead.end - part.w.data) / part.w.group_bytes() * second->w.group_bytes();

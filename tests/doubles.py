@@ -11,6 +11,7 @@ import torch
 from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.decode import decode
+from selfspec.drafters.base import Loaded
 from selfspec.model.config import ModelConfig
 from selfspec.model.families import weight_shapes
 from selfspec.runtime.cpu import CpuRuntime
@@ -41,10 +42,17 @@ TINY = ModelConfig(
 )
 
 
-def tiny_runtime(seed: int = 0, dtype: str = "float64", **changes: Any) -> TorchRuntime:
-    """A random decoder whose exits often agree with its last layer, so that drafts are accepted now and then."""
+def tiny_runtime(seed: int = 0, dtype: str = "float64", idle: Sequence[str] = (), **changes: Any) -> TorchRuntime:
+    """A random decoder whose exits often agree with its last layer, so that drafts are accepted now and then.
+
+    ``idle`` sub-layers ("attention 3", "mlp 0") add nothing.
+    """
     config = replace(TINY, **changes)
-    return TorchRuntime(config, {n: w.to(getattr(torch, dtype)) for n, w in _weights(config, seed).items()})
+    weights = {n: w.to(getattr(torch, dtype)) for n, w in _weights(config, seed).items()}
+    for part, layer in map(str.split, idle):
+        last = {"attention": "self_attn.o_proj", "mlp": "mlp.down_proj"}[part]
+        weights[f"model.layers.{layer}.{last}.weight"].zero_()
+    return TorchRuntime(config, weights)
 
 
 def tiny_core(kind: str, seed: int = 0, **changes: Any) -> CpuRuntime:
@@ -62,6 +70,23 @@ def _weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
         * (0.15 if len(shape) == 2 and "layers" in name else 1.0)
         for name, shape in weight_shapes(config).items()
     }
+
+
+class Host:
+    """What an engine is to a drafter: ``models`` by name, the target's own checkpoint in fewer bits by its bits."""
+
+    def __init__(self, runtime: Runtime, models: dict[Any, Runtime], tokenizer: Any = None) -> None:
+        self.runtime, self.tokenizer, self.fingerprint = runtime, tokenizer, "f"
+        self.models = models
+        self.opened: list[Any] = []
+
+    def open_model(self, model: Any = None, *, bits: int | None = None, **_placement: Any) -> Loaded:
+        key = bits if model is None else model
+        self.opened.append(key)
+        return Loaded(self.models[key], self.tokenizer, str(key), str(key))
+
+    def kept(self, _key: Any, make: Callable[[], Any]) -> Any:
+        return make()
 
 
 def run(

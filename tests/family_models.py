@@ -173,8 +173,12 @@ def family_name(case: str) -> str:
 
 @cache
 def model_of(case: str) -> Any:
+    """The model of a case of the table."""
+    return build(case, *CASES[case])
+
+
+def build(case: str, name: str, changes: dict[str, Any]) -> Any:
     """In float64, with all parameters made to count: norms start at 1 and biases at 0."""
-    name, changes = CASES[case]
     config = getattr(transformers, f"{name}Config")(**SIZES | changes)
     torch.manual_seed(len(case))
     attention = "eager" if family_name(case) in EAGER else "sdpa"

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 from constraints import PROCESSORS, settings, some
-from doubles import run, tiny_core, tiny_runtime
+from doubles import Host, run, tiny_core, tiny_runtime
 
-from selfspec import drafters
-from selfspec.drafters import drafter_class
+from selfspec.drafters import create, drafter_class
 from selfspec.drafters.base import Drafter, DraftOptions
+from selfspec.drafters.suffix import Suffix, SuffixOptions
 from selfspec.measure.toy import MarkovRuntime
 from selfspec.reference import oracle
 from selfspec.runtime.base import Runtime
@@ -98,6 +98,28 @@ class Bush(Drafter):
         return Draft(tokens, None, hidden, self.exit_layer, parents)
 
 
+@cache
+def host_of(target):
+    """An engine for drafters that need other models: one that often agrees, and the target in fewer bits."""
+    if isinstance(target, MarkovRuntime):
+        return Host(target, {"other": MarkovRuntime(SIZE, num_layers=4, seed=1)})
+    light = tiny_core("int4")
+    return Host(target, {"other": light, 8: tiny_core("int8"), 4: light})
+
+
+class Told(Suffix):
+    """Look-up in a prediction that is right in most places, and in the text."""
+
+    def __init__(self, config, texts, **options):
+        super().__init__(SuffixOptions(**options), config)
+        self.expected = texts
+
+    def begin(self, text):
+        answer = self.expected[text.index][text.prompt_length :]
+        text.prediction = [(token + 1) % SIZE if i % 5 == 3 else token for i, token in enumerate(answer)]
+        super().begin(text)
+
+
 class Taught:
     """An engine whose controller knows all kinds of draft, thinks something of each, and takes them for cheap."""
 
@@ -136,14 +158,22 @@ EARLY_EXITS = {f"early_exit {k}": ("early_exit", {"exit_layer": k}) for k in ran
 CHAINS = {
     **EARLY_EXITS,
     "early_exit stop": ("early_exit", {"exit_layer": 3, "confidence": 0.05, "adaptive": True}),
+    "layer_skip": ("layer_skip", {"skip": "attention 2,4 mlp 3"}),
+    "layer_skip from the first": ("layer_skip", {"skip": "attention 0 mlp 2"}),
+    "clasp": ("clasp", {"skips": 2, "interval": 3, "confidence": 0.05}),
     "ngram": ("ngram", {"adaptive": False}),
     "ngram stop": ("ngram", {"confidence": 0.25, "adaptive": False}),
+    "suffix": ("suffix", {"adaptive": False}),
     **{kind: ("scripted", {"script": kind}) for kind in ("right", "wrong", "mixed")},
+    "draft_model": ("draft_model", {"draft_model": "other"}),
 }
 TREES = {
     "early_exit comb": ("early_exit", {"exit_layer": 2, "siblings": 1}),
     "early_exit wide comb": ("early_exit", {"exit_layer": 4, "siblings": 3, "confidence": 0.05, "adaptive": True}),
+    "layer_skip comb": ("layer_skip", {"skip": "1-2", "siblings": 2, "confidence": 0.05, "adaptive": True}),
     "ngram comb": ("ngram", {"adaptive": False, "siblings": 2}),
+    "draft_model comb": ("draft_model", {"draft_model": "other", "siblings": 2, "confidence": 0.05}),
+    "suffix told": (Told, {"adaptive": False, "siblings": 2}),
     "bush": (Bush, {}),
     "bush 1": (Bush, {"exit_layer": 1}),
     "bush 3": (Bush, {"exit_layer": 3}),
@@ -151,24 +181,36 @@ TREES = {
 EXITS = ("early_exit:exit_layer=2", "early_exit:exit_layer=4")
 CONTROLLERS = {
     "auto": ("auto", {"candidates": ("ngram:adaptive=off", *EXITS)}),
-    "auto combs": ("auto", {"candidates": ("ngram:adaptive=off:siblings=2", "early_exit:exit_layer=4:siblings=1")}),
+    "auto combs": (
+        "auto",
+        {"candidates": ("suffix:adaptive=off:siblings=2", "early_exit:exit_layer=4:siblings=1")},
+    ),
     "auto drawing": ("auto", {"candidates": EXITS, "repeatable": False, "confidence": 0.03}),
 }
 DRAFTERS = CHAINS | TREES | CONTROLLERS
+LIGHTER = {  # drafters of runtimes that can run the same model in fewer bits
+    "quantized": ("quantized", {}),
+    "quantized comb": ("quantized", {"draft_bits": 4, "siblings": 2, "confidence": 0.05}),
+}
+LOOK_UPS = {"ngram", "suffix", "scripted", Bush, Told}
 # unless greedy or coupled
-SAMPLED = {name for name, (kind, _) in DRAFTERS.items() if kind == "early_exit" or name == "auto drawing"}
+SAMPLED = {"auto drawing"} | {
+    name for name, (kind, _) in (CHAINS | TREES | LIGHTER).items() if kind not in LOOK_UPS
+}
 
 
-def drafter(name, config, texts, gamma, seed=0):
-    """What `run` takes: a drafter or its name, and its options."""
-    kind, options = DRAFTERS[name]
+def drafter(name, target, texts, gamma, seed=0):
+    """What `run` takes: a drafter or its class, and its options."""
+    kind, options = (DRAFTERS | LIGHTER)[name]
     if name in CONTROLLERS:
-        return drafters.create(_class(kind), config, {**options, "gamma": gamma}, Taught(seed)), None
-    if kind is Bush:
-        return Bush(config, texts, gamma=gamma, **options), None
+        return create(_class(kind), target.config, {**options, "gamma": gamma}, Taught(seed)), None
+    if kind in (Bush, Told):
+        return kind(target.config, texts, gamma=gamma, **options), None
     options = {**options, "gamma": gamma}
     if "script" in options:
         options["script"] = script(options["script"], texts)
+    if kind in {"draft_model", "quantized"}:
+        return create(_class(kind), target.config, options, host_of(target)), None
     return _class(kind), options
 
 
@@ -249,7 +291,7 @@ class Cell:
 
 def cells(runtime_name, drafter_name) -> Iterator[Cell]:
     """Every value of every axis, in a random arrangement; shapings go round over the drafters."""
-    count, place = RUNTIMES[runtime_name].cells, list(DRAFTERS).index(drafter_name)
+    count, place = RUNTIMES[runtime_name].cells, [*DRAFTERS, *LIGHTER].index(drafter_name)
     random = np.random.default_rng([place, *runtime_name.encode()])
 
     def axis(values):
@@ -291,7 +333,7 @@ def check(runtime_name, drafter_name, cell) -> tuple[list[int], int]:
         if (check_round := RUNTIMES[runtime_name].after_round) is not None:
             check_round(context, all_texts, round_)
 
-    kind, options = drafter(drafter_name, runtime(runtime_name).config, texts, cell.gamma, cell.seed)
+    kind, options = drafter(drafter_name, runtime(runtime_name), texts, cell.gamma, cell.seed)
     done = run(
         runtime(runtime_name),
         prompts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from doubles import TINY, run, tiny_runtime
+from doubles import TINY, Host, run, tiny_core, tiny_runtime
 from lossless_table import PROMPTS, Erratic, Taught, runtime
 from simulated import CONFIG, SimulatedRuntime, auto, best_fixed, look_up, speed
 
@@ -19,7 +19,8 @@ from selfspec.errors import OptionError
 from selfspec.measure.dice import AllOutcomes
 from selfspec.measure.laws import plain_law, total_variation
 from selfspec.measure.toy import MarkovRuntime
-from selfspec.types import LayerPlan, Sampling
+from selfspec.request import draft_buffers
+from selfspec.types import Draft, LayerPlan, Sampling
 
 
 def level(value):
@@ -224,7 +225,7 @@ def test_nothing_is_kept_of_a_text_that_has_left():
     for text in run(tiny_runtime(), PROMPTS, made):
         assert [choice["drafter"] for choice in text.explanation["choices"]] == [
             "plain",
-            "ngram",
+            "suffix",
             "early_exit:exit_layer=1",
             "early_exit:exit_layer=2",
         ]
@@ -237,7 +238,7 @@ def test_nothing_is_kept_of_a_text_that_has_left():
 
 def test_what_is_learned_outlives_a_request(tiny):
     """Guards the engine's memory: the next request knows the candidates."""
-    engine = selfspec.load(tiny)
+    engine = selfspec.load(tiny, draft="auto")
     engine.generate("ab", max_new_tokens=8)
     (knowledge,) = engine._kept.values()
     rounds = knowledge.records[0].counts.now
@@ -280,6 +281,51 @@ def test_wrong_candidates_are_refused(options, words):
 def test_a_model_of_one_layer_has_no_exits():
     """Guards the default on any model; an exit that was asked for by name is an error."""
     one = tiny_runtime(num_layers=1).config
-    assert [part.name for part in drafters.create("auto", one, {}).parts] == ["ngram"]
+    assert [part.name for part in drafters.create("auto", one, {}).parts] == ["suffix"]
     with pytest.raises(OptionError, match="cannot draft for this model"):
         drafters.create("auto", one, {"candidates": "early_exit"})
+
+
+def test_it_brings_what_its_candidates_bring():
+    """Guards the report: bound through it, weights summed, predictions and sampled drafts of any of them."""
+    target, light = tiny_core("int8"), tiny_core("int4")
+    host = Host(target, {4: light})
+    made = drafters.create("auto", target.config, {"candidates": "ngram,quantized"}, host)
+    assert host.opened == [4]
+    assert made.extra_bytes.weights == light.weight_bytes
+    assert (made.uses_prediction, made.samples) == (True, True)
+    without = drafters.create("auto", TINY, {"candidates": "early_exit:exit_layer=2"})
+    assert not without.uses_prediction
+    assert not drafters.create("auto", TINY, {"candidates": "suffix"}).samples
+
+
+@pytest.mark.parametrize(
+    ("options", "keeps", "draws"),
+    [
+        ({"candidates": "suffix,early_exit:exit_layer=2"}, True, False),
+        ({"candidates": "suffix,early_exit:exit_layer=2", "repeatable": False}, True, True),
+        ({"candidates": "layer_skip:skip=0", "repeatable": False}, False, True),
+        ({"candidates": "suffix", "repeatable": False}, False, False),
+    ],
+)
+def test_its_buffers_are_those_of_its_candidates(options, keeps, draws):
+    """Guards the count: states where a candidate shares first layers, laws where drafts are drawn."""
+    buffers = draft_buffers(TINY, drafters.create("auto", TINY, options), Sampling(1.0), 8)
+    assert bool(buffers["hidden = gamma * d"]) == keeps
+    assert bool(buffers["laws = gamma * V"]) == draws
+
+
+def test_a_shorter_draft_keeps_what_is_said_of_its_tokens():
+    """Guards predictions under the controller: they are counted also where a draft was cut."""
+    draft = Draft((5, 6, 7), predicted=(0, 2), chances=(0.9, 0.8, 0.7))
+    cut = turn._cut(draft, 2)
+    assert (cut.tokens, cut.predicted, cut.chances) == ((5, 6), (0,), (0.9, 0.8))
+
+
+def test_a_prediction_needs_a_candidate_that_copies(tiny):
+    """Guards the way from request to candidates: the text stays, and what nobody would read is refused."""
+    engine = selfspec.load(tiny, draft="auto", runtime="torch", max_new_tokens=40, ignore_eos=True)
+    plain = engine.generate("hello", draft="plain")
+    assert engine.generate("hello", prediction=plain.token_ids).token_ids == plain.token_ids
+    with pytest.raises(OptionError, match="prediction"):
+        engine.generate("hello", prediction="x", candidates="early_exit")

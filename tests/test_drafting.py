@@ -13,7 +13,9 @@ from selfspec import drafters
 from selfspec.context import Text
 from selfspec.drafters.base import DraftOptions
 from selfspec.drafters.confidence import ConfidenceStop
-from selfspec.drafters.ngram import MARGIN, Ngram, NgramOptions, Trust
+from selfspec.drafters.lookup import MARGIN
+from selfspec.drafters.ngram import Ngram, NgramOptions
+from selfspec.drafters.trust import Evidence, Kind, Trust, agreement, kind_of
 from selfspec.errors import OptionError
 from selfspec.measure.toy import MarkovRuntime
 from selfspec.request import draft_buffers
@@ -91,9 +93,11 @@ def test_look_up_confidence():
 
 def test_trust_kinds_and_counts():
     """Guards what is counted together, and that old tokens count less."""
-    assert [Trust.kind(length, 1, 1)[1] for length in (1, 2, 3, 4, 5, 6, 11, 12, 99)] == [0, 1, 2, 3, 3, 4, 4, 5, 5]
-    assert [Trust.kind(1, *votes)[0] for votes in ((1, 1), (3, 3), (2, 3), (1, 2), (1, 3))] == [0, 1, 2, 3, 3]
-    trust, kind = Trust(), Trust.kind(3, 1, 1)
+    lengths = [kind_of(Evidence.ONLY, length).length for length in (1, 2, 3, 4, 5, 6, 11, 12, 99)]
+    assert lengths == [0, 1, 2, 3, 3, 4, 4, 5, 5]
+    votes = ((0, 1), (1, 1), (3, 3), (2, 3), (1, 2), (1, 3), (0, 2))
+    assert [agreement(*vote) for vote in votes] == [0, 0, 1, 2, 3, 3, 3]
+    trust, kind = Trust(), Kind(Evidence.ONLY, 2)
     before = trust.rate(kind)
     for _ in range(200):
         trust.learn(kind, False)

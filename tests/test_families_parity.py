@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 from doubles import run
+from family_drafts import DRAFTS, GAP, KNOWN
 from family_models import CASES, WINDOW, attention_and_mlp, family_name, model_of, wide_softmax
-from lossless_table import Bush
 
 import selfspec
-from selfspec.drafters.base import Drafter, DraftOptions
+from selfspec.drafters.layer_skip import plan_without
 from selfspec.model.families import FAMILIES
 from selfspec.reference import oracle
 from selfspec.runtime.torch import TorchRuntime
 from selfspec.sampling import Chance
-from selfspec.types import Draft, LayerPlan, Rows
+from selfspec.types import LayerPlan, Rows
 
 LENGTH, NEW = 24, 20
 RING = 14  # the most rows of a text in one pass here, so that a window's cache is a ring of 22 cells
@@ -107,49 +107,11 @@ def plain(case):
     return [p + oracle(runtime, p, NEW, Chance(0, i)) for i, p in enumerate(PROMPTS)]
 
 
-class Gapped(Drafter):
-    """Drafts with layers left out in the middle; what its first layer computes is the target's own."""
-
-    name = "gapped"
-    gap = LayerPlan.skipping(4, attention=[2], mlp=[1, 2])
-
-    def propose(self, context, texts, gammas):
-        made = {text: [] for text in texts}
-        for depth in range(max(gammas)):
-            growing = [text for text, gamma in zip(texts, gammas, strict=True) if depth < gamma]
-            last = [made[text][-1] if depth else text.pending for text in growing]
-            found = context.runtime.logits(context.step(self.gap, growing, last, depth))
-            for text, row in zip(growing, found, strict=True):
-                made[text].append(int(row.argmax()))
-        return [Draft(tuple(tokens)) for tokens in made.values()]
-
-
-def mixed(case):
-    """Drafts that are right for a while and then wrong, at every place of the texts: accepted and rolled back."""
-
-    def script(tokens, gamma):
-        text = next(text for text in plain(case) if text[: len(tokens)] == tokens)
-        right = text[len(tokens) : len(tokens) + gamma]
-        keep = len(tokens) % (gamma + 1)
-        return right[:keep] + [(token + 1) % 101 for token in right[keep:]]
-
-    return script
-
-
-DRAFTS = {
-    "exit 1": lambda case: ("early_exit", {"exit_layer": 1, "gamma": 5}),
-    "exit 3, comb": lambda case: ("early_exit", {"exit_layer": 3, "gamma": 4, "siblings": 2}),
-    "gapped": lambda case: (Gapped(DraftOptions(gamma=4), runtime_of(case).config), {}),
-    "mixed": lambda case: ("scripted", {"script": mixed(case), "gamma": 6}),
-    "bush": lambda case: (Bush(runtime_of(case).config, plain(case), gamma=6, exit_layer=2), {}),
-}
-
-
 @EVERY
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_every_draft_gives_the_text_of_the_oracle(case, draft):
     """Guards exits, gaps, chains and trees, with rollback across the window, in a ragged batch."""
-    drafter, options = DRAFTS[draft](case)
+    drafter, options = DRAFTS[draft](runtime_of(case).config, plain(case))
     accepted = []
     texts = run(
         runtime_of(case),
@@ -160,7 +122,7 @@ def test_every_draft_gives_the_text_of_the_oracle(case, draft):
         each_round=lambda _context, _texts, round_: accepted.extend(c.accepted for c in round_.commits),
     )
     assert [text.tokens for text in texts] == plain(case)
-    if draft in ("mixed", "bush"):
+    if draft in KNOWN:
         assert max(accepted) >= 3  # else nothing was kept past a rollback
 
 
@@ -183,7 +145,7 @@ def test_an_early_exit_leaves_the_model_as_it_was(case):
 @EVERY
 def test_a_gapped_plan_is_transformers_without_those_parts(case):
     """Guards the order within a layer: a part that is left out adds nothing, and moves nothing that others read."""
-    model, plan = model_of(case), Gapped.gap
+    model, plan = model_of(case), plan_without(GAP, 4)
     with ExitStack() as stack:
         for layer in range(4):
             attention, mlp = attention_and_mlp(model, layer)

@@ -15,7 +15,7 @@ ROOT = Path(selfspec.__file__).parent
 
 # From the bottom up; a module may import its own layer (same prefix) and those before it.
 LAYERS = [
-    ["_version", "errors", "settings", "types", "rounds"],
+    ["_version", "errors", "settings", "types", "rounds", "control", "modes"],
     ["model"],
     ["_native"],
     ["runtime.base", "runtime.products", "runtime"],
@@ -23,7 +23,7 @@ LAYERS = [
     ["sampling", "verify"],
     ["context"],
     ["drafters"],
-    ["decode", "reference", "control"],
+    ["decode", "reference"],
     ["request"],
     ["engine", "stream", "batch", "generation"],
     ["loading"],

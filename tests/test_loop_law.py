@@ -9,7 +9,7 @@ from test_verify import bonus_without_residual
 from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.decode import decode
-from selfspec.drafters import early_exit
+from selfspec.drafters import steps
 from selfspec.measure.laws import loop_law, plain_law, total_variation
 from selfspec.measure.toy import MarkovRuntime
 from selfspec.sampling import Chance, distribution
@@ -37,8 +37,10 @@ def distance(seed, shaping=CHAIN):
     runtime = MarkovRuntime(SIZE, 3, seed=seed)
     cuts = {"top_k": int(random.choice([0, 2])), "top_p": float(random.choice([1.0, 0.8]))}
     sampling = Sampling(float(random.choice([0.5, 1.0, 2.0])), **cuts, **shaping)
+    kind = {"early_exit": {"exit_layer": int(random.choice([1, 2]))}, "layer_skip": {"skip": "mlp 1"}}
+    draft = "layer_skip" if seed % 4 == 3 else "early_exit"
     options = {
-        "exit_layer": int(random.choice([1, 2])),
+        **kind[draft],
         "gamma": int(random.choice([1, 2, 3])),
         "confidence": float(random.choice([0.0, 0.4, 0.6])),
         "adaptive": bool(random.random() < 0.5),
@@ -46,7 +48,7 @@ def distance(seed, shaping=CHAIN):
     start, end = ([0], 3), int(random.choice([-1, 0, 1]))
     hidden, _ = runtime.run(runtime.embed(range(SIZE)), LayerPlan.full(3), None, None)
     want = plain_law(lambda tokens: runtime.logits(hidden)[tokens[-1]].copy(), *start, sampling, lambda t: t == end)
-    drafter = drafters.create("early_exit", runtime.config, options)
+    drafter = drafters.create(draft, runtime.config, options)
     return total_variation(want, loop_law(runtime, start, sampling, drafter, lambda t: t == end))
 
 
@@ -100,8 +102,7 @@ def test_blocks_ask_for_the_end_once_per_new_token_and_accept_more():
 def test_it_catches_a_stop_that_looks_at_the_drawn_token(monkeypatch):
     """The negative control of the confidence stop: dropping a token after drawing it biases the text."""
 
-    def grow(self, chain, hidden, logits):
-        chain.hidden.append(hidden)
+    def grow(self, chain, logits):
         law = distribution(logits, chain.text.sampling.for_drafts, chain.text.prefix(chain.comb.tokens))
         token = chain.text.chance.pick(law)
         stop = self._stops[chain.text]
@@ -110,7 +111,7 @@ def test_it_catches_a_stop_that_looks_at_the_drawn_token(monkeypatch):
         chain.comb.add(token, [], [law])
         return True
 
-    monkeypatch.setattr(early_exit.EarlyExit, "_grow", grow)
+    monkeypatch.setattr(steps.StepDrafter, "_grow", grow)
     assert worst() > 1e-3
 
 

@@ -33,13 +33,13 @@ def expected(runtime) -> list[int]:
 def test_every_end_cuts_where_plain_decoding_stops(runtime, expected, name):
     """Guards ends inside an accepted run at every place: end-of-text, and the length (HF #47912, #46993)."""
     for stop in range(1, NEW + 1):
-        options = drafter(name, runtime.config, [PROMPT + expected], 1 + stop % 8)
+        options = drafter(name, runtime, [PROMPT + expected], 1 + stop % 8)
         (text,) = run(runtime, [PROMPT], *options, new_tokens=stop)
         assert text.tokens[len(PROMPT) :] == expected[:stop]
         assert text.finish_reason == "length"
         eos = expected[stop - 1]
         want = expected[: expected.index(eos) + 1]
-        options = drafter(name, runtime.config, [PROMPT + expected], 1 + stop % 7)
+        options = drafter(name, runtime, [PROMPT + expected], 1 + stop % 7)
         (text,) = run(runtime, [PROMPT], *options, new_tokens=NEW, ends=lambda t, e=eos: t == e)
         assert text.tokens[len(PROMPT) :] == want
         assert text.finish_reason == "stop"
@@ -237,7 +237,7 @@ def test_rows_of_one_pass_may_join_at_different_layers(runtime):
         made.append(text)
     drafts = []
     for text, layer in zip(made, (3, 1, 0), strict=True):
-        states = [context.step(context.full.span(0, layer), [text], [5], 0)] if layer else []
+        states = [context.step(context.full.span(0, layer), [text], [5], 0)[0]] if layer else []
         drafts.append(Draft((7, 8), None, states[0] if states else None, layer))
     scored = context.score(made, drafts)
     for text, draft, rows in zip(made, drafts, scored, strict=True):

@@ -24,7 +24,7 @@ def runtime() -> MarkovRuntime:
 
 def all_right(runtime, sampling, plain):
     """The text with a draft of eight tokens that plain decoding has."""
-    options = drafter("right", runtime.config, [PROMPT + plain], 8)
+    options = drafter("right", runtime, [PROMPT + plain], 8)
     (text,) = run(runtime, [PROMPT], *options, new_tokens=NEW, sampling=sampling)
     return text.tokens[len(PROMPT) :]
 
@@ -75,7 +75,7 @@ def test_a_stateful_callable_sees_exactly_the_calls_of_plain_decoding(runtime, n
     def generated(ends):
         seen = Recorder()
         sampling = Sampling(repetition_penalty=1.3, processors=(seen,))
-        options = drafter(name, runtime.config, [PROMPT + plain], gamma)
+        options = drafter(name, runtime, [PROMPT + plain], gamma)
         (text,) = run(runtime, [PROMPT], *options, new_tokens=NEW, sampling=sampling, ends=ends)
         return text.tokens[len(PROMPT) :], text.finish_reason, seen.calls
 
@@ -136,6 +136,6 @@ def test_a_draft_ends_where_its_constraints_contradict_each_other(runtime):
     sampling = Sampling(forced_tokens={5: 50}, suppress_tokens=[50])
     plain = oracle(runtime, PROMPT, 5, Chance(0), sampling)
     for name in CHAINS:
-        options = drafter(name, runtime.config, [PROMPT + plain], 8)
+        options = drafter(name, runtime, [PROMPT + plain], 8)
         (text,) = run(runtime, [PROMPT], *options, new_tokens=NEW, sampling=sampling, ends=lambda t: t == plain[3])
         assert text.tokens[len(PROMPT) :] == plain[: plain.index(plain[3]) + 1]

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from selfspec import decode as loop
 from selfspec import drafters
 from selfspec.context import Context
-from selfspec.drafters import early_exit
+from selfspec.drafters import steps
 from selfspec.drafters.early_exit import EarlyExit
 from selfspec.measure.laws import loop_law, p_value, total_variation, transitions
 from selfspec.measure.toy import MarkovRuntime
@@ -77,7 +77,7 @@ def test_a_residual_is_normalised_and_not_put_through_a_softmax(monkeypatch):
 def test_a_draft_is_scored_with_the_law_that_it_was_drawn_from(monkeypatch, bug):
     """Draft & Verify and transformers #32867 draft the arg-max; transformers #47932 cut after stating q."""
     assert distance() < 1e-12
-    drawn = early_exit._drawn
+    drawn = steps._drawn
 
     def misstated(law, chance, count):
         if bug.startswith("drafted greedily"):
@@ -85,7 +85,7 @@ def test_a_draft_is_scored_with_the_law_that_it_was_drawn_from(monkeypatch, bug)
         tokens, laws = drawn(law, chance, count)
         return tokens, [Dense.of(law.probs + 0.2) for law in laws]
 
-    monkeypatch.setattr(early_exit, "_drawn", misstated)
+    monkeypatch.setattr(steps, "_drawn", misstated)
     assert distance() > 1e-3
 
 

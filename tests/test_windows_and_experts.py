@@ -87,6 +87,25 @@ def test_going_back_without_asking_would_be_seen(monkeypatch):
     assert after_another_turn(engine, 40) != want
 
 
+@pytest.mark.parametrize("case", ["mistral", "gpt_oss"])
+def test_texts_that_follow_each_other_in_a_ring(case):
+    """Guards slots that are used again: a short text must not see what a longer one left in its ring."""
+    engine = selfspec.load(model_of(case))
+    engine.runtime.most_rows = 14
+    lengths, drafts = (
+        [50, 3, 30, 1, 12, 9],
+        [{}, {"draft": "early_exit", "exit_layer": 2, "gamma": 4, "siblings": 1}],
+    )
+    asked = [
+        {"prompt": TOKENS[:length], "max_new_tokens": 30 - 4 * i, "ignore_eos": True, **drafts[i % 2]}
+        for i, length in enumerate(lengths)
+    ]
+    found = dict(engine.batch(asked, slots=2))
+    for i, request in enumerate(asked):
+        want = engine.generate(request["prompt"], max_new_tokens=30 - 4 * i, ignore_eos=True, draft="plain")
+        assert found[i].token_ids == want.token_ids
+
+
 def test_positions_that_are_learned_must_be_given():
     """Guards GPT-2 and OPT: a row without its position would be of another text."""
     runtime = TorchRuntime.of(model_of("gpt2"))

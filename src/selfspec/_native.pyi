@@ -4,7 +4,7 @@ Kinds of packed matrices: "fp32", "bf16", "fp16", "int8", "int4". Wrong shapes r
 not exist IndexError, a lack of memory MemoryError.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,37 +42,87 @@ def largest(logits: NDArray[np.float32], index: NDArray[np.int64], logit: NDArra
     """Of each row of logits [R, V] the k largest in falling order, the first of equals first: out [R, k]."""
 
 class Cache:
-    """Keys and values of ``slots`` sequences of up to ``length`` cells; ``half`` keeps them in fp16, else fp32."""
+    """Keys and values of ``slots`` sequences of up to ``length`` cells, in "float16", "bfloat16" or "float32".
 
-    def __init__(self, layers: int, slots: int, length: int, kv_heads: int, width: int, half: bool) -> None: ...
+    ``rings``: how many cells of a text each layer must keep apart, 0 for all of them; a ring has whole segments
+    of 128.
+    """
+
+    def __init__(
+        self, rings: Sequence[int], slots: int, length: int, kv_heads: int, width: int, element: str
+    ) -> None: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def smallest_ring(self) -> int:
+        """The fewest cells of a layer that has fewer than ``length``; 0: none has."""
+
     def copy_from(self, other: Cache) -> None:
         """Take over what a shorter cache of the same model and precision holds."""
 
-_Plan = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]
+    def move(self, slots: NDArray[np.int64], from_cells: NDArray[np.int64], to_cells: NDArray[np.int64]) -> None:
+        """Copy cells in every layer, one after the other."""
+
+_Plan = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], int]
 _Rows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64] | None]
 
 class Model:
     """A decoder and its team of threads. Calls from several threads take turns; after a fork it goes on working.
 
-    ``sizes``: layers, hidden, intermediate, heads, KV heads, head width, vocabulary.
+    ``sizes``: layers, hidden, intermediate, heads, KV heads, head width, vocabulary. ``ropes``: inverse
+    frequencies [pairs], whether neighbours turn, and a factor of cosines and sines.
     """
 
     def __init__(
-        self, sizes: Sequence[int], eps: float, frequencies: NDArray[np.float32], kernels: str, threads: int
+        self,
+        sizes: Sequence[int],
+        eps: float,
+        ropes: Sequence[tuple[NDArray[np.float32], bool, float]],
+        kernels: str,
+        threads: int,
     ) -> None: ...
-    def set_linear(self, layer: int, role: str, matrix: Matrix, bias: NDArray[np.float32] | None) -> None:
-        """Role: "q", "k", "v", "o", "gate", "up", "down" of a layer, or "head"."""
+    def set_facts(self, layer: int, facts: Mapping[str, object]) -> None:
+        """What a layer computes; before its weights.
 
-    def set_norm(self, layer: int, role: str, weight: NDArray[np.float32]) -> None:
-        """Role: "attention" or "mlp" of a layer, or "final"."""
+        Keys: rope (an index, -1: none), window (0: none), scale and cap of scores, centred (norms subtract the
+        mean), norm_heads (else queries and keys are normed over all heads), parallel, residual, activation
+        ("silu", "gelu", "gelu_tanh", "relu", "clipped" with limit and sharpness), experts, per_token,
+        expert_width, shared_width, weighting ("all", "renormed", "chosen"). What is left out is as in Llama.
+        """
+
+    def set_linear(self, layer: int, role: str, matrix: Matrix, bias: NDArray[np.float32] | None) -> None:
+        """Give a matrix to a role.
+
+        Of a layer "q", "k", "v", "o", "gate", "up", "down", "router"; of its shared expert "shared_gate",
+        "shared_up", "shared_down", "shared_router"; else "head".
+        """
+
+    def set_expert(
+        self, layer: int, expert: int, role: str, matrix: Matrix, bias: NDArray[np.float32] | None
+    ) -> None:
+        """Role: "gate", "up", "down"."""
+
+    def set_norm(
+        self, layer: int, role: str, weight: NDArray[np.float32], bias: NDArray[np.float32] | None
+    ) -> None:
+        """Role: "attention", "mlp", "attention_after", "mlp_after", "q" or "k" of a layer, or "final"."""
+
+    def set_sinks(self, layer: int, sinks: NDArray[np.float32]) -> None:
+        """Of each head a score that takes part in the soft-max and has no value."""
+
+    def set_logits(self, scale: float, cap: float, centred: bool) -> None:
+        """Factor and soft cap (0: none) of logits; whether the final norm subtracts the mean."""
+
+    @property
+    def expert_reads(self) -> int:
+        """Experts that all passes so far have read, each once a pass and layer."""
 
     def run(self, hidden: NDArray[np.float32], plan: _Plan, rows: _Rows, cache: Cache) -> None:
         """Replace ``hidden`` [R, d] by the residual stream after the steps of the plan.
 
-        ``plan``: steps (twice the layer, plus one for its MLP), for each the index of its tap or -1, and the
-        taps [taps, R, d]. ``rows``: slots [R], positions [R], lineage [R, D] or None.
+        ``plan``: steps (twice the layer, plus one for its MLP), for each the index of its tap or -1, the taps
+        [taps, R, d], and the experts of each row, 0 for as many as a layer has. ``rows``: slots [R], positions
+        [R], lineage [R, D] or None.
         """
 
     def logits(self, hidden: NDArray[np.float32], out: NDArray[np.float32], head: Matrix | None) -> None:
@@ -87,11 +137,6 @@ class Model:
         head: Matrix | None,
     ) -> None:
         """The largest logit of each row, its index (the first of equals), and log-sum-exp of all of them."""
-
-    def move(
-        self, cache: Cache, slots: NDArray[np.int64], from_cells: NDArray[np.int64], to_cells: NDArray[np.int64]
-    ) -> None:
-        """Copy cells of the cache in every layer, one after the other."""
 
     def sweep(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
         """Read every byte once, as products do but without arithmetic: the floor of a pass."""

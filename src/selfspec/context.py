@@ -8,7 +8,7 @@ token, row i the i-th draft token. Its position is n - 1 plus its depth: in a ch
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +26,13 @@ from selfspec.types import (
     Prefix,
     Rows,
     Sampling,
+    SubLayer,
     Verdict,
     namespace,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from selfspec.runtime.base import Cache, Runtime
     from selfspec.sampling import Chance
@@ -46,9 +47,10 @@ class Text:
     ``limit`` is the most tokens it may have, prompt included; ``ends(token)`` is asked once for every new
     token, in order, and says whether the text is complete with it (end-of-text token or stop string).
     The first ``cached`` tokens have their keys and values in the slot already. What ``tokens`` holds when a
-    `Text` is made is its prompt. A text ends with a ``finish_reason``, or with the ``error`` that ended it.
-    Where ``samples_drafts`` is off, drafters take the likeliest token instead of drawing one; ``explanation`` is
-    what the drafter leaves behind to say how it decided, JSON-ready.
+    `Text` is made is its prompt; ``prediction`` are tokens that the user expects in the answer. A text ends with
+    a ``finish_reason``, or with the ``error`` that ended it. Where ``samples_drafts`` is off, drafters take the
+    likeliest token instead of drawing one; ``explanation`` is what the drafter leaves behind to say how it decided,
+    JSON-ready.
     """
 
     index: int
@@ -59,6 +61,7 @@ class Text:
     chance: Chance
     ends: Callable[[int], bool]
     cached: int = 0
+    prediction: Sequence[int] = ()
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     samples_drafts: bool = True
@@ -155,13 +158,64 @@ class Context:
         for start in range(first, len(tokens), self._prefill_rows):
             chunk = tokens[start : start + self._prefill_rows]
             rows = Rows.of([slot] * len(chunk), range(start, start + len(chunk)))
-            hidden = self._run(self.runtime.embed(chunk, rows.positions), self.full, rows)
+            hidden, _ = self._run(self.runtime.embed(chunk, rows.positions), self.full, rows)
         return hidden
 
-    def step(self, plan: LayerPlan, texts: Sequence[Text], tokens: Sequence[int], depth: int) -> Array:
-        """Run ``plan`` over one draft row per text, ``depth`` rows past its pending one: [len(texts), d]."""
+    def step(
+        self,
+        plan: LayerPlan,
+        texts: Sequence[Text],
+        tokens: Sequence[int],
+        depth: int,
+        runtime: Runtime | None = None,
+    ) -> tuple[Array, Array | None]:
+        """Run ``plan`` over one draft row per text, ``depth`` rows past its pending one.
+
+        Returns the states after the plan [len(texts), d], and those after the layers that it shares with the full
+        model, where verification resumes; None if it shares none. With ``runtime``, other weights of the same model
+        run the plan on the same cache: they share nothing.
+        """
         rows = Rows.of([t.slot for t in texts], [len(t.tokens) - 1 + depth for t in texts])
-        return self._run(self.runtime.embed(tokens, rows.positions), plan, rows)
+        used = self.runtime if runtime is None else runtime
+        shared = plan.shared_prefix if used is self.runtime else 0
+        border = SubLayer(shared - 1)
+        taps = (border,) if shared and plan.steps[-1] != border else ()
+        self.count(rows.slots.tolist(), plan.row_layers)
+        hidden, tapped = used.run(used.embed(tokens, rows.positions), plan, rows, self.cache, taps)
+        if not shared:
+            return hidden, None
+        return hidden, tapped[border] if taps else hidden
+
+    def count(self, slots: Sequence[int], each: float) -> None:
+        """Add the cost of rows of these slots, ``each`` in row-layers of the target."""
+        for slot in slots:
+            self.row_layers[slot] += each
+
+    def replay(
+        self, plan: LayerPlan, text: Text, hidden: Array, positions: Integers, taps: Sequence[SubLayer] = ()
+    ) -> tuple[Array, dict[SubLayer, Array]]:
+        """Run ``plan`` over rows [R, d] aside, at ``positions`` [R] of a text, from 1 to its pending one's.
+
+        Each row sees the committed cells before its position, and itself: what it would compute in the place of
+        the token that stands there. Several rows may have one position. Keys and values go to cells beyond the
+        text, which the next draft overwrites; rows run in as many passes as those cells ask for.
+        Returns the states after the plan [R, d], and after each tap.
+        """
+        first = len(text.tokens) - 1
+        free = min(self.cache.length - first, self._prefill_rows)
+        assert free > 0
+        assert 1 <= positions.min() <= positions.max() <= first
+        outs: list[Array] = []
+        tapped: dict[SubLayer, list[Array]] = {tap: [] for tap in taps}
+        for start in range(0, len(positions), free):
+            at = positions[start : start + free]
+            own = np.arange(first, first + len(at))
+            rows = Rows(np.full(len(at), text.slot), at, np.stack([at - 1, own], axis=1))
+            out, states = self._run(hidden[start : start + free], plan, rows, taps)
+            outs.append(out)
+            for tap in taps:
+                tapped[tap].append(states[tap])
+        return _concatenate(outs), {tap: _concatenate(parts) for tap, parts in tapped.items()}
 
     def score(self, texts: Sequence[Text], drafts: Sequence[Draft]) -> list[Array]:
         """One full pass over pending and draft tokens; per text the target's logits [len(draft) + 1, V].
@@ -173,7 +227,7 @@ class Context:
         ]
         rows = _rows(texts, drafts)
         if all(draft.hidden is None for draft in drafts):
-            hidden = self._run(self.runtime.embed(tokens, rows.positions), self.full, rows)
+            hidden, _ = self._run(self.runtime.embed(tokens, rows.positions), self.full, rows)
         else:
             hidden = self._resume(tokens, drafts, rows)
         logits = self.runtime.logits(hidden)
@@ -188,7 +242,11 @@ class Context:
             self.runtime.keep(self.cache, _rows([text], [draft]).take([i + 1 for i in branch]))
         tokens = text.extend([draft.tokens[i] for i in branch], verdict.bonus)
         text.cached = len(text.tokens) - 1
-        return Commit(text.index, tokens, draft.widths, verdict.accepted, text.finish_reason)
+        commit = Commit(text.index, tokens, draft.widths, verdict.accepted, text.finish_reason)
+        if not draft.predicted:
+            return commit
+        held = len(set(branch).intersection(draft.predicted))
+        return replace(commit, predicted=len(draft.predicted), predicted_accepted=held)
 
     def _embed(self, tokens: Sequence[int], order: Integers, rows: Rows) -> Array:
         return self.runtime.embed([tokens[r] for r in order], rows.positions[order])
@@ -199,11 +257,11 @@ class Context:
             self._spans[start, stop] = self.full.span(start, stop)
         return self._spans[start, stop]
 
-    def _run(self, hidden: Array, plan: LayerPlan, rows: Rows) -> Array:
-        each = plan.row_layers
-        for slot in rows.slots.tolist():
-            self.row_layers[slot] += each
-        return self.runtime.run(hidden, plan, rows, self.cache)[0]
+    def _run(
+        self, hidden: Array, plan: LayerPlan, rows: Rows, taps: Sequence[SubLayer] = ()
+    ) -> tuple[Array, Mapping[SubLayer, Array]]:
+        self.count(rows.slots.tolist(), plan.row_layers)
+        return self.runtime.run(hidden, plan, rows, self.cache, taps)
 
     def _resume(self, tokens: list[int], drafts: Sequence[Draft], rows: Rows) -> Array:
         """Run all rows to the last layer, those that have kept states from the layer of their draft."""
@@ -228,7 +286,7 @@ class Context:
                 joining = np.flatnonzero(starts[later] == start)
                 hidden, order = _merge(hidden, order, _select(states, joining), later[joining])
             if hidden is not None:
-                hidden = self._run(hidden, self._span(start, stop), rows.take(order))
+                hidden, _ = self._run(hidden, self._span(start, stop), rows.take(order))
         return hidden
 
 

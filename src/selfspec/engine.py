@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,10 +13,11 @@ import numpy as np
 
 from selfspec import drafters
 from selfspec.batch import run_batch
-from selfspec.drafters.base import Drafter
+from selfspec.drafters.base import Drafter, Loaded
 from selfspec.errors import OptionError, PromptError, SelfspecError
 from selfspec.generation import Generation
-from selfspec.model.chat import check_messages
+from selfspec.model.chat import TemplateInputs
+from selfspec.model.messages import Message, check_messages
 from selfspec.request import Completion, Request
 from selfspec.stream import AsyncStream, Memory, Stream
 
@@ -25,9 +28,9 @@ if TYPE_CHECKING:
     from selfspec.model import Tokenizer
     from selfspec.runtime.base import Runtime
 
-Message = dict[str, str]
 Ask = str | Sequence[int] | Mapping[str, Any]  # one request of a batch
-DEFAULT_DRAFT = "auto"
+Opener = Callable[..., Loaded]  # of a model, None for the engine's own, with keywords that say where it runs
+DEFAULT_DRAFT = "ngram"
 DEFAULT_SLOTS = 8
 T = TypeVar("T")
 _REQUEST_FIELDS = frozenset(f.name for f in fields(Request))
@@ -36,17 +39,27 @@ _REQUEST_FIELDS = frozenset(f.name for f in fields(Request))
 class Engine:
     """A loaded model. Generations share the weights; each has its own cache, so streams may interleave.
 
-    ``fingerprint`` tells checkpoints apart; it is empty for a model object.
+    ``fingerprint`` tells checkpoints apart; it is empty for a model object. ``opener`` is what `open_model` calls,
+    ``notify`` is told what takes long.
     """
 
     def __init__(
-        self, runtime: Runtime, tokenizer: Tokenizer | None, name: str, fingerprint: str = "", **options: Any
+        self,
+        runtime: Runtime,
+        tokenizer: Tokenizer | None,
+        name: str,
+        fingerprint: str = "",
+        opener: Opener | None = None,
+        notify: Callable[[str], None] = lambda _: None,
+        **options: Any,
     ) -> None:
         self.fingerprint = fingerprint
         self.runtime = runtime
         self.config = runtime.config
         self.tokenizer = tokenizer
         self.name = name
+        self._opener = opener
+        self.notify = notify
         self._kept: dict[Hashable, Any] = {}
         self._keeping = RLock()
         self._defaults: dict[str, Any] = {"draft": DEFAULT_DRAFT}
@@ -153,6 +166,13 @@ class Engine:
             raise OptionError(f"{self.name} has no chat template; use generate with a plain prompt")
         return Conversation(self, system)
 
+    def open_model(self, model: str | os.PathLike[str] | None = None, **placement: Any) -> Loaded:
+        """Another model for a drafter (`Host`), loaded once and kept as long as the engine; None: its own files."""
+        if self._opener is None:
+            raise OptionError(f"{self.name} was not loaded from files, and opens no others; use selfspec.load")
+        key = ("model", None if model is None else os.fspath(model), *sorted(placement.items()))
+        return self.kept(key, partial(self._opener, model, **placement))
+
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make()`` gave for this key, made once and kept as long as the engine: drafters come and go."""
         with self._keeping:  # two threads must not make it twice; making one may need another
@@ -190,10 +210,18 @@ class Engine:
         return self._kinds[draft]
 
     def encode(
-        self, prompt: str | Sequence[int] | None = None, *, messages: Sequence[Message] | None = None
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        **options: Any,
     ) -> list[int]:
-        """The token ids of a prompt as `generate` makes them, chat template included."""
-        return self._encode(prompt, messages, Request())
+        """The token ids of a prompt as `generate` makes them, chat template included; options as in `Request`."""
+        if unknown := set(options) - _REQUEST_FIELDS:
+            raise OptionError(
+                f"a prompt has no option {min(unknown)!r}; it has {', '.join(sorted(_REQUEST_FIELDS))}"
+            )
+        return self._encode(prompt, messages, Request(**options))
 
     def _encode(
         self, prompt: str | Sequence[int] | None, messages: Sequence[Message] | None, request: Request
@@ -224,18 +252,20 @@ class Engine:
             raise PromptError("the prompt is empty; give some text")
         wants_chat = request.chat if request.chat is not None else self.tokenizer.has_chat_template
         if messages is None and not wants_chat:
-            if request.system is not None:
-                raise PromptError("a system message needs the chat template; leave it out or use chat")
+            if asked := _for_chat(request):
+                raise PromptError(f"{asked} needs the chat template; leave it out or use chat")
             assert isinstance(prompt, str)
             return self.tokenizer.encode(prompt)
         if messages is not None:
             check_messages(messages)
             if request.chat is False:
                 raise PromptError("messages need the chat template; chat=False is for a plain prompt")
+        elif request.continue_final_message:
+            raise PromptError("continue_final_message goes on with the last of messages; a prompt has none")
         turns = list(messages) if messages is not None else [{"role": "user", "content": str(prompt)}]
         if request.system is not None:
             turns.insert(0, {"role": "system", "content": request.system})
-        return self.tokenizer.encode_chat(turns)
+        return self.tokenizer.encode_chat(turns, not request.continue_final_message, request.template_inputs)
 
 
 def _added(made: list[Drafter], drafter: Drafter) -> Drafter:
@@ -243,10 +273,19 @@ def _added(made: list[Drafter], drafter: Drafter) -> Drafter:
     return drafter
 
 
+def _for_chat(request: Request) -> str:
+    """What of a request only a chat template can take; "" if nothing."""
+    if request.system is not None:
+        return "a system message"
+    inputs, default = request.template_inputs, TemplateInputs()
+    given = (f.name for f in fields(TemplateInputs) if getattr(inputs, f.name) != getattr(default, f.name))
+    return next(given, "")
+
+
 def _token_ids(prompt: Any, request: Request) -> list[int]:
     """A prompt of token ids, as it is given: nothing may be lost on the way."""
-    if request.system is not None or request.chat:
-        raise PromptError("a system message or chat needs a text prompt; this one is token ids")
+    if request.chat or _for_chat(request):
+        raise PromptError(f"{_for_chat(request) or 'chat'} needs a text prompt; this one is token ids")
     if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes):
         raise PromptError(f"the prompt is a {type(prompt).__name__}; it must be text or a list of token ids")
     if wrong := [t for t in prompt if isinstance(t, bool) or not isinstance(t, int | np.integer)]:
@@ -270,16 +309,17 @@ class Conversation:
         self._last: Stream | None = None
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
 
-    def say(self, text: str, **options: Any) -> Stream:
-        """Answer ``text``. Question and answer join ``messages`` when the stream ends, or is closed half-way.
+    def say(self, text: str | Message, **options: Any) -> Stream:
+        """Answer a ``text`` of the user, or another message: the result of a tool, say.
 
-        One answer at a time: they share the cache. Errors in the arguments are raised here, and add nothing.
+        Question and answer join ``messages`` when the stream ends, or is closed half-way. One answer at a time:
+        they share the cache. Errors in the arguments are raised here, and add nothing.
         """
         if self._last is not None and not self._last.is_ended:
             raise PromptError("the last answer is still being written; finish it, or close its stream")
-        if not isinstance(text, str) or not text.strip():
+        if not isinstance(text, Mapping) and (not isinstance(text, str) or not text.strip()):
             raise PromptError("the message is empty; give some text")
-        asked = {"role": "user", "content": text}
+        asked: Message = text if isinstance(text, Mapping) else {"role": "user", "content": text}
 
         def answered(answer: str) -> None:
             self.messages += [asked, {"role": "assistant", "content": answer}]

@@ -6,6 +6,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from selfspec.context import Text
+from selfspec.errors import OptionError
 from selfspec.model import TextStream
 from selfspec.request import Chunk, Completion, Request, draft_buffers
 from selfspec.rounds import Stats
@@ -30,13 +31,28 @@ class Generation:
         self._seed = secrets.randbits(32) if request.seed is None else request.seed
         self.limit = request.limit(engine.config, len(prompt))
         writer = TextStream(engine.tokenizer, request.stops) if engine.tokenizer else None
+        self._prediction = request.predicted(engine.config, engine.tokenizer)
+        if self._prediction and not drafter.uses_prediction:
+            raise OptionError(
+                f"the drafter {drafter.name!r} does not use a prediction; leave it out, or use suffix"
+            )
         self._ending = Ending(writer, () if request.ignore_eos else engine.config.eos_token_ids)
         self._stats = Stats()
 
     def open(self, index: int, slot: int, cached: int = 0) -> Text:
         """Its text, in a slot that holds the first ``cached`` tokens of the prompt."""
         chance = Chance(self._seed)
-        return Text(index, slot, list(self.prompt), self.limit, self._sampling, chance, self._ending, cached)
+        return Text(
+            index,
+            slot,
+            list(self.prompt),
+            self.limit,
+            self._sampling,
+            chance,
+            self._ending,
+            cached,
+            self._prediction,
+        )
 
     def take(self, round_: Round) -> list[Chunk]:
         """Count a round of this text alone, and give what it added."""
@@ -57,6 +73,7 @@ class Generation:
         """The result, when ``text`` has ended; ``kv_bytes`` is what its slot of the cache holds."""
         assert text.finish_reason is not None
         engine, drafter = self._engine, self.drafter
+        extra = drafter.extra_bytes
         return Completion(
             text=self.text,
             token_ids=tuple(text.tokens[len(self.prompt) :]),
@@ -69,10 +86,12 @@ class Generation:
             runs_on=engine.runtime.runs_on,
             precision=engine.runtime.precision,
             draft=drafter.name,
-            plan=str(drafter.plan or "none"),
+            plan=drafter.runs,
             gamma=drafter.options.gamma,
             kv_bytes=kv_bytes,
             buffers=draft_buffers(engine.config, drafter, self._sampling, engine.runtime.value_bytes),
+            draft_weight_bytes=extra.weights,
+            draft_kv_bytes=extra.kv,
             explanation=text.explanation,
         )
 

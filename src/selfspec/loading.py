@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from selfspec.drafters.base import Loaded
 from selfspec.engine import Engine
 from selfspec.errors import OptionError, RuntimeMissingError, UnsupportedModelError
 from selfspec.model import EMBEDDED, Tokenizer, config_of, find_checkpoint
-from selfspec.model.load import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 RUNTIMES = ("auto", "torch", "cpu")
 _TORCH_ONLY = ("dtype", "device")
 _CPU_ONLY = ("bits", "threads")
+PLACING = (*_TORCH_ONLY, *_CPU_ONLY)
 
 
 def load(
@@ -37,8 +38,8 @@ def load(
     Parameters
     ----------
     model
-        ``"smollm2-135m"`` (the embedded model), a Hugging Face folder, a ``.gguf`` file, a hub id, or a
-        transformers model object, whose parameter tensors are then shared, not copied.
+        ``"smollm2-135m"`` (the embedded model), ``"gemma3-270m"``, a Hugging Face folder, a ``.gguf`` file, a
+        hub id, or a transformers model object, whose parameter tensors are then shared, not copied.
     tokenizer
         Only with a model object: its fast tokenizer. Without one, prompts are token ids.
     runtime
@@ -48,7 +49,7 @@ def load(
     notify
         Called with a line when something takes long or was repaired (conversion, damaged cache).
     progress
-        Called with the weights packed so far and in all, when they are packed for the native core.
+        Called with the weights done so far and in all, when they are converted or packed.
     options
         For the native core ``bits`` (4, 8, 16 or 32 a weight; None keeps what is stored) and ``threads``; for
         torch ``dtype`` ("float64", "float32", "bfloat16", "float16"; None keeps what is stored) and ``device``
@@ -60,18 +61,42 @@ def load(
     SelfspecError
         See ``selfspec.errors``.
     """
-    placed = {name: options.pop(name, None) for name in (*_TORCH_ONLY, *_CPU_ONLY)}
+    placed = {name: options.pop(name, None) for name in PLACING}
+    told = (notify, progress)
+    if not hasattr(model, "state_dict"):
+        if tokenizer is not None:
+            raise OptionError("tokenizer is only for a model object; a checkpoint brings its own")
+        opened = _open(model, runtime, placed, told)
+    else:
+        opened = _shared(model, tokenizer, runtime, placed)
+        model = None  # its tensors are not read a second time
+
+    def opener(other: str | os.PathLike[str] | None, *, runtime: str = "auto", **placement: Any) -> Loaded:
+        if (found := model if other is None else other) is None:
+            raise OptionError("a model object has no files to open a second time; load its folder instead")
+        return _open(found, runtime, dict.fromkeys(PLACING) | placement, told)
+
+    return Engine(*opened, opener, notify, **options)
+
+
+def _shared(model: Any, tokenizer: Any, runtime: str, placed: dict[str, Any]) -> Loaded:
+    """A model object, with its own tensors."""
     given = [name for name, value in placed.items() if value is not None]
-    is_object = hasattr(model, "state_dict")
-    chosen = _choose(runtime, given, is_object)
-    if is_object:
-        if given:
-            raise OptionError(f"{given[0]} is not for a model object; convert the model itself with .to(...)")
-        own = None if tokenizer is None else Tokenizer.of(tokenizer)
-        shared = _torch().of(model, () if own is None else own.eos_token_ids)
-        return Engine(shared, own, type(model).__name__, **options)
-    if tokenizer is not None:
-        raise OptionError("tokenizer is only for a model object; a checkpoint brings its own")
+    _choose(runtime, given, True)
+    if given:
+        raise OptionError(f"{given[0]} is not for a model object; convert the model itself with .to(...)")
+    own = None if tokenizer is None else Tokenizer.of(tokenizer)
+    shared = _torch().of(model, () if own is None else own.eos_token_ids)
+    if own is not None:
+        own.limit = shared.config.vocab_size
+    return Loaded(shared, own, type(model).__name__, "")
+
+
+def _open(model: Any, runtime: str, placed: dict[str, Any], told: tuple[Any, Any]) -> Loaded:
+    """A model that is named, ready to run; ``told`` are those of notify and progress."""
+    given = [name for name, value in placed.items() if value is not None]
+    chosen = _choose(runtime, given, False)
+    notify, progress = told
     if chosen == "cpu" and (missing := _lacking(model)):
         if runtime == "cpu" or given:
             without = f" without {' and '.join(given)}" if given else ""
@@ -81,13 +106,13 @@ def load(
         notify(f"the native core has no {missing}; running in torch")
         chosen = "torch"
     if chosen == "cpu":
-        return _load_cpu(model, placed, (notify, progress), options)
-    checkpoint = find_checkpoint(model, notify=notify)
+        return _on_cpu(model, placed, told)
+    checkpoint = find_checkpoint(model, notify=notify, progress=progress)
     made = _torch().load(checkpoint.config, checkpoint.weight_files, placed["dtype"], placed["device"] or "auto")
-    return Engine(made, checkpoint.tokenizer, checkpoint.name, checkpoint.fingerprint, **options)
+    return Loaded(made, checkpoint.tokenizer, checkpoint.name, checkpoint.fingerprint)
 
 
-def _load_cpu(model: Any, placed: dict[str, Any], told: tuple[Any, Any], options: dict[str, Any]) -> Engine:
+def _on_cpu(model: Any, placed: dict[str, Any], told: tuple[Any, Any]) -> Loaded:
     from selfspec.runtime.cpu import CpuRuntime
     from selfspec.runtime.packed import find_packed
     from selfspec.runtime.selftest import self_test
@@ -95,22 +120,21 @@ def _load_cpu(model: Any, placed: dict[str, Any], told: tuple[Any, Any], options
     self_test()
     packed = find_packed(model, placed["bits"], notify=told[0], progress=told[1])
     made = CpuRuntime(packed.config, packed.weights, placed["threads"])
-    return Engine(made, packed.tokenizer, packed.name, packed.fingerprint, **options)
+    return Loaded(made, packed.tokenizer, packed.name, packed.fingerprint)
 
 
 def _lacking(model: str | os.PathLike[str]) -> str:
     """What the native core lacks for this checkpoint, in words; "" if it can run it."""
-    kind, _, _ = locate(model)
-    if kind == "gguf":  # of families that it runs
+    if model == EMBEDDED:  # of the Llama type; reading the head of its file would be a sixth of the start
         return ""
-    from selfspec.runtime.cpu import lacking
+    from selfspec.runtime.cpu_model import lacking
 
     return lacking(config_of(model))
 
 
 def default_runtime(config: ModelConfig) -> str:
     """The name of the runtime that would run this model here by default."""
-    from selfspec.runtime.cpu import lacking
+    from selfspec.runtime.cpu_model import lacking
 
     chosen = _choose("auto", [], False)
     return "torch" if lacking(config) else chosen
@@ -118,7 +142,8 @@ def default_runtime(config: ModelConfig) -> str:
 
 def default_runs_on(config: ModelConfig) -> str:
     """What would run this model here by default: the native core with its kernels and threads, or torch."""
-    from selfspec.runtime.cpu import described, lacking
+    from selfspec.runtime.cpu import described
+    from selfspec.runtime.cpu_model import lacking
 
     if _choose("auto", [], False) == "torch":
         return "torch"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from selfspec.errors import OptionError
+from selfspec.model.chat import TemplateInputs, Tool
 from selfspec.model.textstream import check_stop
+from selfspec.model.tools import schemas_of
 from selfspec.rounds import Stats
-from selfspec.settings import listed
+from selfspec.settings import listed, token_ids
 from selfspec.types import FinishReason, Processor, Sampling, require_types
 
 if TYPE_CHECKING:
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
 class Request:
     """What may be asked of one generation; the command line takes its defaults from here.
 
-    ``chat`` None wraps a text prompt in the model's chat template if it has one. ``seed`` None draws one.
+    ``chat`` None wraps a text prompt in the model's chat template if it has one. ``tools``, ``documents``,
+    ``chat_template``, ``chat_options`` and ``continue_final_message`` are for that template (see `TemplateInputs`).
+    ``seed`` None draws one.
     ``coupled`` makes a sampled text the same, token for token, with and without a draft (see `Sampling`).
     ``ignore_eos`` goes on past end-of-text tokens. ``draft`` None uses the drafter that the engine was loaded
-    with.
+    with. ``prediction`` is text, or token ids, that the answer is expected to hold, such as the file that it is to
+    change: drafters that copy draft from it, and nothing else sees it.
 
     What shapes the probabilities, and in which order, is described by `Sampling`; the names are those of
     transformers, OpenAI and vLLM. Here a ``bad_words`` entry may also be a text, which is banned with and
@@ -35,6 +40,11 @@ class Request:
 
     system: str | None = None
     chat: bool | None = None
+    tools: Sequence[Tool] | None = TemplateInputs.tools
+    documents: Sequence[Mapping[str, Any]] | None = TemplateInputs.documents
+    chat_template: str | None = TemplateInputs.chat_template
+    chat_options: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
+    continue_final_message: bool = TemplateInputs.continue_final_message
     max_new_tokens: int = 256
     temperature: float = Sampling.temperature
     top_k: int = Sampling.top_k
@@ -59,11 +69,15 @@ class Request:
     forced_tokens: Mapping[int, int] | Sequence[tuple[int, int]] = Sampling.forced_tokens
     forced_eos_token_id: int | None = None
     draft: str | Drafter | None = None
+    prediction: str | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         require_types(self)
-        if not isinstance(self.system, str | None):
-            raise OptionError(f"system is {self.system!r}; it must be a text")
+        for name in ("system", "chat_template"):
+            if not isinstance(getattr(self, name), str | None):
+                raise OptionError(f"{name} is {getattr(self, name)!r}; it must be a text")
+        if self.tools is not None:
+            schemas_of(self.tools)  # checks them
         if self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
         if self.min_tokens > self.max_new_tokens:
@@ -73,12 +87,52 @@ class Request:
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or a positive integer")
         check_stop(self.stops)
+        self._check_prediction()
+        self.template_inputs  # noqa: B018 - checks them
         self._sampling(bad_words=[word for word in self._words if not isinstance(word, str)])  # checks the values
+
+    @property
+    def template_inputs(self) -> TemplateInputs:
+        """What the chat template is given beside the messages."""
+        try:
+            options: dict[Any, Any] = dict(self.chat_options)
+        except (TypeError, ValueError):
+            options = {None: None}
+        if not all(isinstance(name, str) for name in options):
+            raise OptionError(
+                f"chat_options is {self.chat_options!r}; it must be a mapping from names to values, such as "
+                "{'enable_thinking': False}"
+            )
+        return TemplateInputs(self.tools, self.documents, self.chat_template, options, self.continue_final_message)
 
     @property
     def stops(self) -> Sequence[str]:
         """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) or not isinstance(self.stop, Sequence) else self.stop
+
+    def _check_prediction(self) -> None:
+        if self.prediction is None:
+            return
+        if isinstance(self.prediction, bytes | Mapping) or not isinstance(self.prediction, Collection):
+            raise OptionError(f"prediction is a {type(self.prediction).__name__}; it must be text or token ids")
+        if len(self.prediction) == 0:
+            raise OptionError("prediction is empty; give the expected text, or leave it out")
+
+    def predicted(self, config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+        """The tokens of the prediction. Raises OptionError where they are not of this model's vocabulary."""
+        if self.prediction is None:
+            return ()
+        if not isinstance(self.prediction, str):
+            ids = token_ids("prediction", self.prediction)
+        elif tokenizer is None:
+            raise OptionError("prediction is a text, but there is no tokenizer; give its token ids")
+        else:
+            ids = tuple(tokenizer.encode(self.prediction, add_special_tokens=False))
+        if wrong := [token for token in ids if token >= config.vocab_size]:
+            raise OptionError(
+                f"prediction has token {wrong[0]}; this model's tokens are 0 to {config.vocab_size - 1}"
+            )
+        return ids
 
     def limit(self, config: ModelConfig, prompt_length: int) -> int:
         """The most tokens that the text may have, prompt included."""
@@ -146,8 +200,10 @@ class Chunk:
 class Completion:
     """A finished generation and how it came about.
 
-    ``explanation`` is what the drafter says of its decisions: of `auto`, what it knew of each candidate, how often
-    it chose it, and whether speculation was off; None for drafters that decide nothing.
+    ``kv_bytes`` is its slot of the target's cache; ``draft_weight_bytes`` and ``draft_kv_bytes`` are what the
+    drafter brought (`selfspec.drafters.base.Extra`). ``explanation`` is what the drafter says of its decisions: of
+    `auto`, what it knew of each candidate, how often it chose it, and whether speculation was off; None for
+    drafters that decide nothing.
     """
 
     text: str
@@ -165,6 +221,8 @@ class Completion:
     gamma: int
     kv_bytes: int
     buffers: Mapping[str, int] = field(default_factory=dict)
+    draft_weight_bytes: int = 0
+    draft_kv_bytes: int = 0
     explanation: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -180,6 +238,8 @@ class Completion:
             "accepted": stats.accepted,
             "acceptance_rate": stats.acceptance_rate,
             "mean_accepted_length": stats.mean_accepted_length,
+            "accepted_prediction_tokens": stats.accepted_prediction_tokens,
+            "rejected_prediction_tokens": stats.rejected_prediction_tokens,
             "drafted_per_position": stats.drafted_per_position,
             "accepted_per_position": stats.accepted_per_position,
             "tokens_per_second": stats.tokens_per_second,
@@ -200,23 +260,26 @@ class Completion:
             "seed": self.seed,
             "kv_bytes": self.kv_bytes,
             "buffers": dict(self.buffers),
+            "draft_weight_bytes": self.draft_weight_bytes,
+            "draft_kv_bytes": self.draft_kv_bytes,
         }
 
 
 def draft_buffers(config: ModelConfig, drafter: Drafter, sampling: Sampling, hidden_bytes: int) -> dict[str, int]:
     """Bytes that a draft holds beyond plain decoding, each part with its formula.
 
-    Kept hidden states: γ·d (early exit only). Draft distributions: V in float64 per token of the draft
-    (sampled drafts, unless coupled). Target logits of the draft's rows: V in float32 or float64 per token.
-    A chain has γ tokens, a comb γ·(1 + siblings).
+    Kept hidden states: γ·d (drafts whose first layers are the target's). Draft distributions: V in float64 per
+    token of the draft (where it samples, unless coupled). Target logits of the draft's rows: V in float32 or
+    float64 per token. A chain has γ tokens, a comb γ·(1 + siblings).
     """
     most = drafter.options.most_tokens
-    gamma, plans = drafter.options.gamma, any(part.plan for part in drafter.parts)
-    sampled = plans and drafter.draws and not (sampling.is_greedy or sampling.coupled)
+    gamma, plans = drafter.options.gamma, [part.plan for part in drafter.parts]
+    keeps = any(plan is not None and plan.shared_prefix for plan in plans)
+    sampled = drafter.samples and drafter.draws and not (sampling.is_greedy or sampling.coupled)
     logits_bytes = max(4, hidden_bytes)
     tokens = "gamma" if most == gamma else "gamma * (1 + siblings)"
     return {
-        "hidden = gamma * d": gamma * config.hidden_size * hidden_bytes if plans else 0,
+        "hidden = gamma * d": gamma * config.hidden_size * hidden_bytes if keeps else 0,
         f"laws = {tokens} * V": most * config.vocab_size * 8 if sampled else 0,
         f"logits = {tokens} * V": most * config.vocab_size * logits_bytes,
     }

@@ -17,7 +17,8 @@ class Commit:
 
     ``tokens`` are final, cut where plain decoding would have stopped; the first ``accepted`` of them are
     draft tokens, the bonus token follows unless the text ended before it. ``widths[d]`` tokens were proposed
-    at depth d of the draft: one each for a chain, more for a tree. Row-layers are those of its own rows.
+    at depth d of the draft: one each for a chain, more for a tree. ``predicted`` of them came from the user's
+    prediction, ``predicted_accepted`` of those were accepted. Row-layers are those of its own rows.
     """
 
     sequence: int
@@ -27,6 +28,8 @@ class Commit:
     finish_reason: FinishReason | None
     draft_row_layers: float = 0.0
     verify_row_layers: float = 0.0
+    predicted: int = 0
+    predicted_accepted: int = 0
 
     @property
     def drafted(self) -> int:
@@ -80,6 +83,7 @@ class Stats:
 
     The mean accepted length τ includes the bonus token: tokens per round of the rounds after the prefill.
     ``drafted`` counts every token that was proposed, those of a tree too; positions are depths in the draft.
+    Prediction tokens are those of them that were copied from the user's prediction.
     """
 
     texts: int = 0
@@ -87,6 +91,8 @@ class Stats:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
     draft_row_layers: float = 0.0
     verify_row_layers: float = 0.0
     prefill_row_layers: float = 0.0
@@ -112,6 +118,8 @@ class Stats:
         for commit in round_.commits:
             self.drafted += commit.drafted
             self.accepted += commit.accepted
+            self.accepted_prediction_tokens += commit.predicted_accepted
+            self.rejected_prediction_tokens += commit.predicted - commit.predicted_accepted
             _add(self.drafted_per_position, commit.widths)
             _add(self.accepted_per_position, (1,) * commit.accepted)
 

@@ -144,7 +144,7 @@ class Sampling:
             if not is_allowed(value := getattr(self, name)):
                 raise OptionError(f"{name} is {value}; it must be {allowed}")
         for name in ("suppress_tokens", "begin_suppress_tokens", "eos_token_ids"):
-            self._store(name, _tokens(name, getattr(self, name)))
+            self._store(name, token_ids(name, getattr(self, name)))
         self._store("bad_words", tuple(_word(word) for word in listed("bad_words", self.bad_words)))
         self._store("logit_bias", _pairs("logit_bias", self.logit_bias, _bias))
         self._store("forced_tokens", _pairs("forced_tokens", self.forced_tokens, _integer))
@@ -251,12 +251,13 @@ def _integer(name: str, value: Any) -> int:
     return number
 
 
-def _tokens(name: str, values: Any) -> tuple[int, ...]:
+def token_ids(name: str, values: Any) -> tuple[int, ...]:
+    """The token ids of a list; raises OptionError, with the ``name`` of the option, for anything else."""
     return tuple(_integer(name, value) for value in listed(name, values))
 
 
 def _word(word: Any) -> tuple[int, ...]:
-    if not (tokens := _tokens("bad_words", word)):
+    if not (tokens := token_ids("bad_words", word)):
         raise OptionError("bad_words has an empty word; leave it out")
     return tokens
 

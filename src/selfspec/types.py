@@ -67,6 +67,17 @@ def on_host(array: Array) -> np.ndarray[Any, Any]:
     return np.asarray(to_device(array, "cpu"))
 
 
+def alike(array: Array, other: Array) -> Array:
+    """``array`` in the library and on the device of ``other``; itself where it is there already."""
+    if isinstance(other, np.ndarray):
+        return on_host(array)
+    from array_api_compat import array_namespace, device
+
+    if not isinstance(array, np.ndarray) and device(array) == device(other):
+        return array
+    return array_namespace(other).asarray(on_host(array), device=device(other))
+
+
 # -- distributions ----------------------------------------------------------------------------------------
 
 
@@ -136,7 +147,7 @@ class Dense:
             rest = xp.asarray(masses, copy=True)
             rest[other.token] = 0.0
             return rest
-        rest = masses - other.probs
+        rest = masses - alike(other.probs, masses)  # a draft model may run elsewhere
         return xp.where(rest > 0.0, rest, xp.zeros_like(rest))
 
 
@@ -191,6 +202,20 @@ class LayerPlan:
                 raise OptionError(f"cannot skip {part} {wrong}: this model has layers 0 to {num_layers - 1}")
         kept = {part: tuple(i for i in range(num_layers) if i not in out) for part, out in skipped.items()}
         return cls(num_layers, kept["attention"], kept["mlp"])
+
+    @classmethod
+    def without(cls, num_layers: int, steps: Iterable[SubLayer]) -> LayerPlan:
+        """Everything but ``steps``, as `skipping`."""
+        parts: dict[Part, list[int]] = {"attention": [], "mlp": []}
+        for step in steps:
+            parts[step.part].append(step.layer)
+        return cls.skipping(num_layers, parts["attention"], parts["mlp"])
+
+    @property
+    def left_out(self) -> tuple[SubLayer, ...]:
+        """The sub-layers that it does not run, in order."""
+        run = set(self.steps)
+        return tuple(step for step in self.full(self.num_layers).steps if step not in run)
 
     def span(self, start: int, stop: int) -> LayerPlan:
         """The part of this plan that lies in layers ``[start, stop)``."""
@@ -296,8 +321,9 @@ class Draft:
     before it: a sibling that was drawn without replacement has the law without the siblings drawn before.
     ``laws`` None means that the tokens were chosen deterministically. Row 0 of a draft is the pending token,
     row i + 1 ``tokens[i]``. ``hidden`` [h, d] are states after ``layer`` layers of its first h rows:
-    verification resumes there. ``chances[d]`` is how likely the chain's token at depth d is thought to hold if
-    those before it do, known before it was drawn; empty where the drafter does not say.
+    verification resumes there. ``predicted`` are the indices of tokens that come from the user's prediction.
+    ``chances[d]`` is how likely the chain's token at depth d is thought to hold if those before it do, known before
+    it was drawn; empty where the drafter does not say.
     """
 
     tokens: tuple[int, ...] = ()
@@ -305,6 +331,7 @@ class Draft:
     hidden: Array | None = None
     layer: int = 0
     parents: tuple[int, ...] | None = None
+    predicted: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from selfspec.cli.asking import asked
 from selfspec.cli.journal import Journal
 from selfspec.engine import Engine
 
@@ -19,8 +20,7 @@ LINES = [
     {"prompt": "x", "draft": "early_exit", "exit_layer": 2, "gamma": 2, "max_new_tokens": 3},
     {"prompt": [7, 8, 9], "id": 12},
 ]
-FLAGS = ["--dtype", "float64", "--max-new-tokens", "12", "--ignore-eos", "--slots", "3", "--draft", "ngram"]
-FLAGS += ["--no-adaptive"]
+FLAGS = ["--dtype", "float64", "--max-new-tokens", "12", "--ignore-eos", "--slots", "3", "--no-adaptive"]
 
 
 def written(path, lines):
@@ -85,6 +85,24 @@ def test_json_is_one_document_with_the_sums(batch):
 def openai(line_id="a", **body):
     body = {"messages": [{"role": "user", "content": "hi"}], **body}
     return {"custom_id": line_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def test_the_arguments_of_tool_calls_are_objects():
+    """Guards OpenAI's form, in which they are texts: a template would quote them twice."""
+
+    def arguments(text):
+        calls = [{"id": "1", "function": {"name": "f", "arguments": text}}]
+        line = openai(
+            messages=[{"role": "assistant", "tool_calls": calls}], tool_choice="auto", tools=[{"name": "f"}]
+        )
+        (found,) = asked(json.dumps(line).encode(), {"tiny"})
+        if isinstance(found.request, Exception):
+            return str(found.request)
+        assert found.request["tools"] == [{"name": "f"}]
+        return found.request["messages"][0]["tool_calls"][0]["function"]["arguments"]
+
+    assert arguments('{"a": [1]}') == arguments({"a": [1]}) == {"a": [1]}
+    assert "no JSON" in arguments("{")
 
 
 def test_lines_of_openai_batch_files(batch):

@@ -276,3 +276,11 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         write_whole(tmp_path / "c.json", '{"a": 1}')
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_drafter_that_opens_weights_of_its_own_can_be_certified(certify):
+    """Guards the way from the certificate to the engine: the lighter model is packed, drafts, and is named."""
+    _, document = certify("--draft", "quantized", "--bits", "16", "--max-new-tokens", "4", runtime="cpu")
+    assert (document["failed"], document["drafters"][0]["plan"]) == ([], "int8")
+    (counts,) = next(check for check in document["checks"] if check["name"] == "greedy")["drafts"].values()
+    assert counts["accepted"] > 0

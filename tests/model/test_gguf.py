@@ -10,7 +10,7 @@ from tiny_models import interleave
 
 from selfspec.errors import CorruptModelError, UnsupportedModelError
 from selfspec.model import config_of, find_checkpoint, gguf_names
-from selfspec.model.gguf import half_split
+from selfspec.model.families.gguf_weights import half_split
 
 
 def weights_of(checkpoint):
@@ -25,7 +25,7 @@ def test_half_split_undoes_the_interleaving():
     np.testing.assert_array_equal(half_split(interleave(rows[:, 0], 4), 4), rows[:, 0])
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "F16", "BF16", "F32"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16", "F32"])
 def test_weights(write_gguf, kind):
     """Every quantisation is the library's own, in the order of a Hugging Face model."""
     path, tensors = write_gguf(f"{kind}.gguf", kind=kind)
@@ -107,8 +107,8 @@ def test_rope_scaling(write_gguf, refused):
     assert (rope.theta, rope.kind, rope.factor, rope.original_context) == (5e5, "llama3", 8.0, 8192)
     assert find_checkpoint(path).config.rope == rope
     path, _ = write_gguf("other.gguf", change=add(np.array([1, 2, 3, 4], np.float32)))
-    with refused(UnsupportedModelError, "rope_freqs.weight"):
-        config_of(path)
+    rope = config_of(path).rope
+    assert (rope.kind, rope.factors, rope.attention_factor) == ("longrope", (1, 2, 3, 4), 1)
 
 
 PRE = {
@@ -156,12 +156,14 @@ def test_bos_and_eot(write_gguf):
     [
         ({"architecture": "mamba"}, ("mamba", "llama")),
         ({"pre": "qwen9"}, ("qwen9", "smollm")),
-        ({"model": "llama"}, ("'llama'", "gpt2")),
-        ({"llama.expert_count": 8}, ("expert_count (8)",)),
+        ({"model": "rwkv"}, ("'rwkv'", "gpt2")),
+        ({"llama.expert_shared_count": 8}, ("expert_shared_count (8)",)),
         ({"llama.attention.sliding_window": 64}, ("sliding_window",)),
-        ({"llama.rope.scaling.type": "yarn"}, ("yarn",)),
+        ({"llama.rope.scaling.type": "dynamic"}, ("dynamic", "yarn")),
+        ({"llama.rope.scaling.attn_factor": 1.5}, ("attn_factor (1.5)",)),
         ({"llama.rope.dimension_count": 4}, ("rope.dimension_count", "4")),
         ({"split.count": 3}, ("3 parts",)),
+        ({"kind": "MXFP4"}, ("MXFP4", "Q5_K, Q6_K")),
         ({"change": lambda tensors: tensors.update(odd=np.ones(4, np.float32))}, ("odd",)),
     ],
 )

@@ -111,9 +111,10 @@ def test_hub_download(monkeypatch, plain):
         "model-00001-of-00002.safetensors",
         "chat_template.jinja",
         "model.safetensors.index.json",
+        "chat_templates/tool_use.jinja",
     ]
     assert all(map(is_wanted, files))
-    files = ["pytorch_model.bin", "modeling_x.py", "onnx/config.json", "consolidated.safetensors"]
+    files = ["pytorch_model.bin", "modeling_x.py", "onnx/config.json", "consolidated.safetensors", "a/b.jinja"]
     assert not any(map(is_wanted, files))
 
 

@@ -117,14 +117,16 @@ def test_wrong_bits_are_one_line(plain, refused):
         find_packed(plain, 5)
 
 
-def test_what_no_library_reads_is_refused(write_gguf, monkeypatch, refused):
-    """Guards an unreadable block type: named, and nothing is left in the cache."""
-    path, _ = write_gguf(kind="Q5_1")
-
-    def unknown(*_):
-        raise NotImplementedError
-
-    monkeypatch.setattr("gguf.quants.dequantize", unknown)
-    with refused(UnsupportedModelError, "Q5_1", "token_embd"):
+def test_a_type_that_is_not_read_is_refused(write_gguf, refused):
+    """Guards a block type without a reader: named, and nothing is left in the cache."""
+    path, _ = write_gguf(kind="MXFP4")
+    with refused(UnsupportedModelError, "MXFP4", "Q4_K"):
         find_packed(path)
     assert not list(cache_folder().glob("*.tmp-*"))
+
+
+def test_a_model_that_the_core_cannot_run_is_not_packed(write_gguf, refused):
+    """Guards minutes of packing in vain: the check comes before the first weight."""
+    path, _ = write_gguf("part.gguf", architecture="stablelm")
+    with refused(UnsupportedModelError):
+        find_packed(path)

@@ -3,8 +3,15 @@ from tiny_models import save_tokenizer
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
-from selfspec.errors import CorruptModelError, ModelNotFoundError, PromptError, UnsupportedModelError
+from selfspec.errors import (
+    CorruptModelError,
+    ModelNotFoundError,
+    OptionError,
+    PromptError,
+    UnsupportedModelError,
+)
 from selfspec.model import Tokenizer
+from selfspec.model.chat import TemplateInputs
 
 CHAT = [{"role": "system", "content": "Be <b>brief</b>."}, {"role": "user", "content": "Hi & é😀\n"}]
 RICH = """{%- set ns = namespace(seen=0) %}
@@ -79,7 +86,11 @@ def test_template_sources(tmp_path):
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     assert tokenizer_of(tmp_path, chat_template=named).render(CHAT) == "D"
     (tmp_path / "chat_template.jinja").write_text("J")
-    assert Tokenizer.from_folder(tmp_path).render(CHAT) == "J"
+    (tmp_path / "chat_templates").mkdir()
+    (tmp_path / "chat_templates" / "tool_use.jinja").write_text("U{{ tools }}")
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.render(CHAT) == reference(tmp_path).apply_chat_template(CHAT, tokenize=False) == "J"
+    assert tokenizer.render(CHAT, True, TemplateInputs(tools=[])) == "U[]"
     assert tokenizer_of(tmp_path / "none", chat_template=None).has_chat_template is False
 
 
@@ -196,9 +207,12 @@ def test_damaged_files(tmp_path, file, text, parts, refused):
 
 
 def test_several_templates_without_a_default(tmp_path, refused):
-    """Taking just any of them would be a guess."""
-    with refused(UnsupportedModelError, "a, b"):
-        tokenizer_of(tmp_path, chat_template=[{"name": name, "template": name} for name in "ab"])
+    """Taking just any of them would be a guess; plain prompts need none."""
+    tokenizer = tokenizer_of(tmp_path, chat_template=[{"name": name, "template": name} for name in "ab"])
+    assert tokenizer.encode("a")
+    with refused(OptionError, "a, b", "chat_template"):
+        tokenizer.render(CHAT)
+    assert tokenizer.render(CHAT, True, TemplateInputs(chat_template="b")) == "b"
 
 
 def test_no_tokenizer(tmp_path, refused):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import torch
+from family_models import model_of
 
 from selfspec.model.config import ModelConfig
-from selfspec.model.families import weight_shapes
+from selfspec.model.families import config_from_hf, weight_shapes, with_layout_of
+from selfspec.model.stored import Stored
 from selfspec.runtime.cpu import CpuRuntime
 from selfspec.runtime.packing import pack
+from selfspec.runtime.parts import parts_by_name
 from selfspec.runtime.torch import TorchRuntime
 from selfspec.types import LayerPlan, Rows
 
+MOST_ROWS = 40  # of a text in one pass where a family has windows, so that a ring has 128 cells
 KINDS = ("fp32", "bf16", "fp16", "int8", "int4")
 # no width is a multiple of what the core pads to
 ODD = ModelConfig(
@@ -65,7 +70,7 @@ def tokens_of(count, config=ODD, seed=3):
 
 def states(runtime, tokens, rows, cache, plan=None):
     plan = plan or LayerPlan.full(runtime.config.num_layers)
-    return runtime.run(runtime.embed(tokens), plan, rows, cache)[0]
+    return runtime.run(runtime.embed(tokens, rows.positions), plan, rows, cache)[0]
 
 
 def chain(runtime, tokens, cache=None, start=0, slot=0):
@@ -73,3 +78,57 @@ def chain(runtime, tokens, cache=None, start=0, slot=0):
     cache = cache or runtime.new_cache(slot + 1, start + len(tokens))
     rows = Rows.of([slot] * len(tokens), range(start, start + len(tokens)))
     return np.asarray(runtime.logits(states(runtime, tokens, rows, cache)))
+
+
+def same(got, want):
+    """Whether two arrays have the same bits."""
+    return np.array_equal(np.asarray(got).view(np.int32), np.asarray(want).view(np.int32))
+
+
+def in_chunks(runtime, tokens, size):
+    """Logits of a chain in passes of ``size`` rows."""
+    cache = runtime.new_cache(1, len(tokens))
+    parts = range(0, len(tokens), size)
+    return np.concatenate([chain(runtime, tokens[start : start + size], cache, start) for start in parts])
+
+
+def random_tree(random, size):
+    """Parents of a random tree, -1 for the pending token alone."""
+    return [-1, *(int(random.integers(0, i)) for i in range(1, size))]
+
+
+# -- models of every family -------------------------------------------------------------------------------
+
+
+@cache
+def family(case, kind="fp32"):
+    """(config, weights by key of a part, tensors of exactly those values) of a case of `family_models`."""
+    model = model_of(case)
+    tensors = {name: tensor.float() for name, tensor in model.state_dict().items()}
+    config = with_layout_of(config_from_hf(model.config.to_dict()), tensors)
+    weights = {}
+    for name, parts in parts_by_name(config).items():
+        array = tensors[name].numpy()
+        for part in parts:
+            made = part.of(Stored("float32", array.shape, array, name)).dense()
+            weights[part.key] = (
+                np.ascontiguousarray(made) if part.is_vector else pack(made, "fp32" if part.is_exact else kind)
+            )
+    return config, weights, tensors
+
+
+@cache
+def family_core(case, kind="fp32", **options):
+    """A case of `family_models` in the core, whose rings are small."""
+    config, weights, _ = family(case, kind)
+    options.setdefault("threads", 1)  # two would wait for each other on the cores of other tests
+    runtime = CpuRuntime(config, weights, **options)
+    runtime.most_rows = MOST_ROWS
+    return runtime
+
+
+@cache
+def family_torch(case):
+    """The same in torch, in float32."""
+    config, _, tensors = family(case)
+    return TorchRuntime(config, tensors)

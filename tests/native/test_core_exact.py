@@ -12,30 +12,34 @@ import threading
 
 import numpy as np
 import pytest
-from native_models import KINDS, ODD, chain, changed, core, packed, random_weights, states, tokens_of
+from native_models import (
+    KINDS,
+    ODD,
+    chain,
+    changed,
+    core,
+    in_chunks,
+    packed,
+    random_tree,
+    random_weights,
+    same,
+    states,
+    tokens_of,
+)
 
 from selfspec.runtime.cpu import CpuRuntime
 from selfspec.runtime.packing import native
 from selfspec.types import LayerPlan, Rows
 
+CACHES = ("fp32 with float16", "bf16 with float32", "int8 with bfloat16")
 TOKENS = tokens_of(300)  # three segments of attention, three panels of rows
 
 
-def same(got, want):
-    return np.array_equal(np.asarray(got).view(np.int32), np.asarray(want).view(np.int32))
-
-
-def in_chunks(runtime, tokens, size):
-    cache = runtime.new_cache(1, len(tokens))
-    parts = range(0, len(tokens), size)
-    return np.concatenate([chain(runtime, tokens[start : start + size], cache, start) for start in parts])
-
-
-@pytest.fixture(scope="module", params=[*KINDS, "fp32 in an fp16 cache", "bf16 in an fp32 cache"])
+@pytest.fixture(scope="module", params=[*KINDS, *CACHES])
 def case(request):
     """(runtime, the logits of TOKENS in one pass)."""
-    kind, _, cache = request.param.partition(" in an ")
-    options = {"fp16 cache": {"kv": "float16"}, "fp32 cache": {"kv": "float32"}, "": {}}[cache]
+    kind, _, kv = request.param.partition(" with ")
+    options = {"kv": kv} if kv else {}
     runtime = core(kind, **options)
     return runtime, chain(runtime, TOKENS)
 
@@ -83,11 +87,6 @@ def test_all_kernel_sets_give_the_same_bits(kind, variant):
         want = want or (logits, best)
         assert same(logits, want[0])
         assert same(best.log_sum_exp, want[1].log_sum_exp)
-
-
-def random_tree(random, size):
-    """Parents of a random tree, -1 for the pending token alone."""
-    return [-1, *(int(random.integers(0, i)) for i in range(1, size))]
 
 
 @pytest.mark.parametrize("start", [0, 1, 15, 100, 126, 250])

@@ -16,7 +16,11 @@ _IDS = ("id", "custom_id")
 _ENVELOPE = {"custom_id", "method", "url", "body"}
 _URLS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 _LENGTHS = ("max_tokens", "max_completion_tokens")
-_ONLY = {"n": 1, "stream": False}  # fields of OpenAI's with the one value that is possible here
+_ONLY = {
+    "n": 1,
+    "stream": False,
+    "tool_choice": "auto",
+}  # fields of OpenAI's with the one value that is possible here
 _BY_TOKEN = ("logit_bias", "forced_tokens")
 
 
@@ -106,10 +110,43 @@ def _from_openai(fields: Mapping[str, Any], models: Collection[str]) -> dict[str
         body.setdefault("chat", False)  # a completion continues the text itself
     if (model := body.pop("model", None)) is not None and model not in models:
         raise OptionError(f"model is {model!r}, but this run has {min(models)}; leave it out, or run that one")
+    if isinstance(body.get("prediction"), Mapping):
+        body["prediction"] = _predicted(body["prediction"])
     for name, only in _ONLY.items():
         if body.pop(name, only) not in (only, None):
             raise OptionError(f"{name} is {fields['body'][name]!r}; it must be {json.dumps(only)}")
+    if isinstance(body.get("messages"), list):
+        body["messages"] = [_with_arguments(message) for message in body["messages"]]
     return _with_length(body)
+
+
+def _predicted(prediction: Mapping[str, Any]) -> str:
+    """The text of OpenAI's predicted output."""
+    content = prediction.get("content")
+    if isinstance(content, list) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" for part in content
+    ):
+        content = "".join(str(part.get("text", "")) for part in content)
+    if set(prediction) != {"type", "content"} or prediction["type"] != "content" or not isinstance(content, str):
+        raise OptionError('prediction must be a text, or {"type": "content", "content": TEXT}')
+    return content
+
+
+def _with_arguments(message: Any) -> Any:
+    """A message with the arguments of its tool calls as objects, as templates take them, not as JSON texts."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("tool_calls"), list):
+        return message
+    return {**message, "tool_calls": [_call(call) for call in message["tool_calls"]]}
+
+
+def _call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(text := function.get("arguments"), str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(text)}}
+    except ValueError as error:
+        raise PromptError(f"the arguments of a tool call are no JSON: {error}") from error
 
 
 def _with_length(body: dict[str, Any]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def _candidates(options: dict[str, Any]) -> list[Candidate] | None:
     from selfspec.measure.trial import Candidate
 
     if options["draft"] is None:
-        if lost := [flag_name(name) for name, value in options.items() if value is not None]:
+        if lost := [flag_name(name) for name, value in options.items() if value not in (None, ())]:
             raise OptionError(f"{', '.join(lost)} is for one drafter; name it with --draft")
         return None
     asked = given(options)

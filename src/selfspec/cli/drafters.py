@@ -65,6 +65,6 @@ def _block(entry: dict[str, Any]) -> str:
 
 
 def _shown(default: object) -> str:
-    if default is None:
+    if default in (None, ()):
         return ""
     return f"  [{('on' if default else 'off') if isinstance(default, bool) else default}]"

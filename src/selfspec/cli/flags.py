@@ -5,12 +5,14 @@ Help and parsing need those dataclasses, and they need NumPy: so the flags are m
 
 from __future__ import annotations
 
+import json
 from dataclasses import Field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from selfspec.cli.reading import decoded, read_file
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 Wanted = TypeVar("Wanted", bound="Workload")
 Command = TypeVar("Command", bound="Callable[..., Any]")
 _KINDS: dict[str, type] = {"int": int, "float": float}
+_PYTHON = {"True": "true", "False": "false", "None": "null"}  # as JSON spells them
 
 _REQUEST_HELP = {
     "max_new_tokens": "Most tokens to write.",
@@ -53,8 +56,56 @@ def _bias(value: str) -> tuple[int, float]:
         raise OptionError(f"--logit-bias is {value!r}; it must be ID=BIAS, such as 11=-100") from None
 
 
+def _prediction(value: str) -> str:
+    """The text itself, or that of a file."""
+    if not value.startswith("@"):
+        return value
+    return decoded(read_file(value[1:], "the prediction"), f"the prediction {value[1:]!r}")
+
+
+def _chat_option(text: str) -> tuple[str, Any]:
+    """A variable of the chat template: JSON where it is JSON, else a text."""
+    name, found, value = text.partition("=")
+    if not (name and found):
+        raise OptionError(f"--chat-option is {text!r}; it must be NAME=VALUE, such as enable_thinking=false")
+    try:
+        return name, json.loads(_PYTHON.get(value, value))
+    except ValueError:
+        return name, value
+
+
+def _tools(file: str) -> list[Any]:
+    """The JSON schemas in a file: a list, or one alone."""
+    from selfspec.cli.reading import decoded, read_file
+
+    text = decoded(read_file(file, "the file of tools"), f"the file of tools {file!r}")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"the file of tools {file!r} is no JSON: {error}") from None
+    found = found if isinstance(found, list) else [found]
+    if not found or not all(isinstance(tool, dict) for tool in found):
+        raise OptionError(f"the file of tools {file!r} must hold a list of JSON schemas")
+    return found
+
+
+def _template(given: str) -> str:
+    """The name of a template, or what is in a file of that ending."""
+    from selfspec.cli.reading import decoded, read_file
+
+    if not given.endswith((".jinja", ".j2")):
+        return given
+    return decoded(read_file(given, "the chat template"), f"the chat template {given!r}")
+
+
 # field -> its flag, metavar, type and help; each may be given several times
 _REPEATED: dict[str, tuple[str, str, Callable[[str], Any], str]] = {
+    "chat_options": (
+        "--chat-option",
+        "NAME=VALUE",
+        _chat_option,
+        "Set a variable that the chat template reads, such as enable_thinking=false",
+    ),
     "logit_bias": ("--logit-bias", "ID=BIAS", _bias, "Add BIAS to the logit of token ID"),
     "bad_words": ("--bad-word", "TEXT", str, "Never write this text"),
     "suppress_tokens": ("--suppress-token", "ID", int, "Never write this token"),
@@ -109,7 +160,7 @@ class ModelCommand(MadeCommand):
         """Model, text and drafting."""
         from selfspec.engine import DEFAULT_DRAFT
 
-        return [*model_flags(), *_request_flags(), *draft_flags(DEFAULT_DRAFT)]
+        return [*model_flags(), *_request_flags(), *draft_flags(DEFAULT_DRAFT), *_refused_flags()]
 
 
 class MeasuringCommand(MadeCommand):
@@ -138,6 +189,16 @@ class BenchCommand(MeasuringCommand):
         return BenchOptions
 
 
+class SearchCommand(MeasuringCommand):
+    """``selfspec search-plan``."""
+
+    def measured_by(self) -> type[Workload]:
+        """Its options."""
+        from selfspec.measure.settings import SearchOptions
+
+        return SearchOptions
+
+
 class ProfileCommand(MeasuringCommand):
     """``selfspec profile``."""
 
@@ -157,7 +218,7 @@ def asked_of(kind: type[Wanted], options: Mapping[str, Any]) -> tuple[Wanted, di
 
 def model_flags() -> list[Flag]:
     """Which model, and where it runs."""
-    from selfspec.model.embedded import EMBEDDED
+    from selfspec.model.embedded import EMBEDDED, PACKAGED
 
     section = "Model"
     return [
@@ -165,7 +226,7 @@ def model_flags() -> list[Flag]:
             "--model",
             default=EMBEDDED,
             section=section,
-            help=f"Folder, .gguf file, hub id, or the embedded model.{_default(EMBEDDED)}",
+            help=f"Folder, .gguf file, hub id, or {' or '.join(PACKAGED)}.{_default(EMBEDDED)}",
         ),
         Flag(
             "--runtime",
@@ -187,10 +248,28 @@ def _request_flags() -> list[Flag]:
     from selfspec.request import Request
 
     by_name = {field.name: field for field in fields(Request)}
+    tools = "JSON file with the schemas of the tools that the model may call."
+    template = "Which of the model's chat templates, or a .jinja file with one.  [default: the model's]"
     return [
+        Flag("--tools", metavar="FILE", type=_tools, section="Text", help=tools),
+        Flag("--chat-template", metavar="NAME", type=_template, section="Text", help=template),
         *(_flag(by_name[name], text, "Text", multiple=name == "stop") for name, text in _REQUEST_HELP.items()),
         *(_repeated(name, *declared) for name, declared in _REPEATED.items()),
+        Flag(
+            "--prediction",
+            metavar="TEXT|@FILE",
+            type=_prediction,
+            section="Text",
+            help="Text that the answer is expected to hold, such as a file to change; look-up copies from it.",
+        ),
     ]
+
+
+def _refused_flags() -> list[Flag]:
+    """Flags of other programs that `given` answers with the reason why they are none here; no help shows them."""
+    from selfspec.modes import unverifiable
+
+    return [Flag(flag_name(name), name, section="Text", hidden=True) for name in unverifiable()]
 
 
 def _repeated(name: str, flag: str, metavar: str, kind: Callable[[str], Any], text: str) -> Flag:
@@ -213,7 +292,8 @@ def draft_flags(default: str) -> list[Flag]:
     for name, drafter in _installed():
         for field in described(drafter.Options):
             section = "Drafting" if field.name in common else f"Drafting with {name}"
-            flags.setdefault(field.name, _flag(field, field.metadata["help"], section))
+            made = _flag(field, field.metadata["help"], section, multiple=field.default == ())
+            flags.setdefault(field.name, made)
     return list(flags.values())
 
 
@@ -299,11 +379,12 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
 def _check_draft(draft: str, options: Mapping[str, Any]) -> None:
     """Before the model is loaded, in the spelling of the command line."""
     from selfspec.drafters import drafter_class
+    from selfspec.modes import refuse_unverifiable
 
     drafter = drafter_class(draft)
     known = [field.name for field in described(drafter.Options)]
-    if unknown := [flag_name(name) for name in options if name not in known]:
-        raise OptionError(
-            f"drafter {draft!r} has no {', '.join(unknown)}; it has {', '.join(map(flag_name, known))}"
-        )
+    if unknown := [name for name in options if name not in known]:
+        refuse_unverifiable(unknown)
+        theirs, ours = (", ".join(map(flag_name, names)) for names in (unknown, known))
+        raise OptionError(f"drafter {draft!r} has no {theirs}; it has {ours}")
     drafter.Options(**options)

@@ -22,7 +22,7 @@ _EXAMPLES = examples(
     'selfspec generate "Name three primary colours."',
     'selfspec generate "Name three primary colours." --draft early_exit --exit-layer 26 --gamma 2',
     'selfspec generate "Count to ten." --temperature 0.8 --seed 1 --show-drafts',
-    'selfspec generate "Copy this list twice: red, green, blue." --explain',
+    'selfspec generate "Copy this list twice: red, green, blue." --draft auto --explain',
     'echo "Name three primary colours." | selfspec generate - --json',
 )
 
@@ -49,8 +49,8 @@ def command(
     """
     if as_json and show_drafts:
         raise click.UsageError("--show-drafts marks the text, and --json prints none; give one of them")
-    if explain and options["draft"] not in (None, "auto"):
-        raise click.UsageError(f"--explain shows what auto decided, and {options['draft']} drafts; leave one out")
+    if explain and options["draft"] != "auto":
+        raise click.UsageError("--explain shows what auto decided, and another drafter drafts; add --draft auto")
     text = read_prompt(prompt, prompt_file)
     stream = open_engine(unwrapped(options)).stream(text)
     if not as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +20,7 @@ _EXAMPLES = examples(
     "selfspec info",
     "selfspec info path/to/folder --dtype bfloat16",
     "selfspec info path/to/folder --bits 4",
+    "selfspec info path/to/folder --draft-model path/to/smaller",
     "selfspec info --json",
 )
 
@@ -37,8 +38,10 @@ _EXAMPLES = examples(
     type=int,
     help="Count as the native core packs the weights: 4, 8, 16, 32.  [default for GGUF files: as stored]",
 )
+@click.option("--draft-model", metavar="MODEL", help="Count what this one costs as a draft model, too.")
+@click.option("--draft-bits", metavar="BITS", type=int, help="Count it packed: 4, 8, 16, 32.  [default: as stored]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the tables.")
-def command(model: str | None, dtype: str | None, bits: int | None, as_json: bool) -> None:
+def command(model: str | None, dtype: str | None, bits: int | None, as_json: bool, **draft: Any) -> None:
     """Sizes of MODEL, and what a draft costs by them; without MODEL, of the embedded one.
 
     No weights are read. c(k) is the cost of a draft step that leaves at layer k, as a share of a full step,
@@ -46,19 +49,19 @@ def command(model: str | None, dtype: str | None, bits: int | None, as_json: boo
     """
     from selfspec.cli.opening import with_offer
     from selfspec.errors import OptionError
-    from selfspec.loading import default_runs_on, default_runtime
+    from selfspec.loading import default_runs_on
     from selfspec.model.embedded import EMBEDDED
-    from selfspec.model.load import config_of, locate
+    from selfspec.model.load import config_of
 
+    if draft["draft_bits"] is not None and draft["draft_model"] is None:
+        raise OptionError("--draft-bits is for --draft-model; name one")
     if dtype is not None and bits is not None:
         raise OptionError("--dtype is for the torch runtime and --bits for the native core; leave one out")
     name = EMBEDDED if model is None else model
     config = with_offer(name, lambda: config_of(name))
-    if bits is not None or (dtype is None and locate(name)[0] == "gguf" and default_runtime(config) == "cpu"):
-        sizes = _packed(name, config, bits)
-    else:
-        sizes = _plain(config, config.dtype if dtype is None else dtype)
+    sizes = _sizes_of(name, config, bits, dtype)
     document = _document(name, config, sizes) | {"runs_on": default_runs_on(config)}
+    document["drafters"] = [row.to_dict() for row in _prices(name, config, sizes, **draft)]
     if as_json:
         emit_json(document)
     else:
@@ -77,6 +80,20 @@ class _Sizes:
     total: int
     kv_width: int
     state_width: int
+
+    def step(self, layers: float) -> float:
+        """Bytes that a step of so many layers reads."""
+        return layers * self.active_layer + self.head
+
+
+def _sizes_of(name: str, config: ModelConfig, bits: int | None, dtype: str | None = None) -> _Sizes:
+    """As the model would be held by default, or as asked."""
+    from selfspec.loading import default_runtime
+    from selfspec.model.load import locate
+
+    if bits is not None or (dtype is None and locate(name)[0] == "gguf" and default_runtime(config) == "cpu"):
+        return _packed(name, config, bits)
+    return _plain(config, config.dtype if dtype is None else dtype)
 
 
 def _plain(config: ModelConfig, dtype: str) -> _Sizes:
@@ -97,17 +114,18 @@ def _plain(config: ModelConfig, dtype: str) -> _Sizes:
 def _packed(name: str, config: ModelConfig, bits: int | None) -> _Sizes:
     """As the native core holds it, with the padding of its matrices."""
     from selfspec.model.config import DTYPE_BYTES
-    from selfspec.model.families import weights_by_role
     from selfspec.runtime.cpu import default_kv
+    from selfspec.runtime.cpu_model import active_bytes
     from selfspec.runtime.packed import packed_sizes
+    from selfspec.runtime.parts import parts_of
 
     precision, sizes = packed_sizes(name, bits)
-    ends = {role: sizes[weight.name] for role, weight in weights_by_role(config).items()}
+    ends = {role: sizes[part.key] for role, part in parts_of(config)[0].items()}
     layer = (sum(sizes.values()) - sum(ends.values())) // config.num_layers
     return _Sizes(
         precision=precision,
         layer=layer,
-        active_layer=layer,
+        active_layer=active_bytes(config, sizes) // config.num_layers,
         head=ends["embedding" if config.tied_head else "head"] + ends["final_norm"],
         embedding=ends["embedding"],
         total=sum(sizes.values()),
@@ -148,8 +166,62 @@ def _width(dtype: str) -> int:
 
 
 def _costs(config: ModelConfig, sizes: _Sizes) -> list[dict[str, Any]]:
-    layer, head, layers = sizes.active_layer, sizes.head, config.num_layers
-    return [{"exit_layer": k, "c": (k * layer + head) / (layers * layer + head)} for k in range(1, layers)]
+    whole = sizes.step(config.num_layers)
+    return [{"exit_layer": k, "c": sizes.step(k) / whole} for k in range(1, config.num_layers)]
+
+
+@dataclass(frozen=True)
+class _Price:
+    """What a drafter holds beyond plain decoding, and what a draft step reads, as a share of a full step.
+
+    ``c`` is None where that is known only when it runs.
+    """
+
+    drafter: str
+    runs: str
+    weights: int
+    kv_per_token: int
+    c: float | None
+    keeps: str  # besides the model's own files
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def _prices(
+    name: str, config: ModelConfig, sizes: _Sizes, draft_model: str | None, draft_bits: int | None
+) -> Iterator[_Price]:
+    """Drafters of the model's own layers, then those with weights of their own."""
+    from selfspec.model.load import config_of
+    from selfspec.runtime.cpu_model import lacking
+    from selfspec.runtime.packing import BITS
+
+    whole = sizes.step(config.num_layers)
+    for drafter in _drafters(config):
+        if drafter.name != "quantized":
+            yield _Price(drafter.name, drafter.runs, 0, 0, _share(drafter, sizes, whole), "nothing")
+    own = BITS.get(sizes.precision.partition(",")[0], 64)
+    for bits in (8, 4):
+        if bits < own and not lacking(config):
+            light = _packed(name, config, bits)
+            yield _Price(
+                "quantized", light.precision, light.total, 0, light.step(config.num_layers) / whole, "nothing"
+            )
+    if draft_model is not None:
+        second = config_of(draft_model)
+        held = _sizes_of(draft_model, second, draft_bits)
+        kv = second.kv_values_per_token * held.kv_width
+        c = held.step(second.num_layers) / whole
+        yield _Price("draft_model", f"{draft_model} {held.precision}", held.total, kv, c, "a second checkpoint")
+
+
+def _share(drafter: Drafter, sizes: _Sizes, whole: float) -> float | None:
+    """The c of a drafter of the model's own layers, of which a ``whole`` step reads so many bytes."""
+    plan = drafter.plan
+    if plan is None:
+        return None if drafter.samples else 0.0
+    return None if plan.experts is not None else sizes.step(plan.row_layers) / whole
 
 
 def _buffers(config: ModelConfig, width: int) -> Iterator[dict[str, Any]]:
@@ -192,6 +264,7 @@ def _page(document: dict[str, Any]) -> str:
     parts = [
         facts(_sizes(document)),
         "c by exit layer k, counted in bytes\n" + table([("k", "c"), *costs]),
+        _price_table(document["drafters"]),
         _buffer_table(document["draft_buffers"]),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -219,6 +292,24 @@ def _sizes(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("total", size(held["total"])),
         ("KV cache", f"{size(document['kv_bytes_per_token'])} per token"),
     ]
+
+
+def _price_table(rows: list[dict[str, Any]]) -> str:
+    header = ("drafter", "runs", "weights", "KV per token", "c", "to keep")
+    lines = [
+        (
+            row["drafter"],
+            row["runs"],
+            size(row["weights"]),
+            size(row["kv_per_token"]),
+            "-" if row["c"] is None else f"{row['c']:.3f}",
+            row["keeps"],
+        )
+        for row in rows
+    ]
+    return "what a drafter holds beyond plain decoding, and c of a draft step, counted in bytes\n" + table(
+        [header, *lines]
+    )
 
 
 def _buffer_table(rows: list[dict[str, Any]]) -> str:

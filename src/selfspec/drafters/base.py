@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from selfspec.errors import OptionError
 from selfspec.types import MAX_GAMMA, require_types
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Hashable, Sequence
 
     from selfspec.context import Context, Text
+    from selfspec.model import Tokenizer
     from selfspec.model.config import ModelConfig
     from selfspec.rounds import Commit, Round
+    from selfspec.runtime.base import Runtime
     from selfspec.types import Draft, LayerPlan
 
 T = TypeVar("T")
@@ -50,11 +53,52 @@ class DraftOptions:
         return self.gamma
 
 
+class Loaded(NamedTuple):
+    """A model that is ready to run."""
+
+    runtime: Runtime
+    tokenizer: Tokenizer | None
+    name: str
+    fingerprint: str
+
+
 class Host(Protocol):
-    """What a drafter may use of the engine that it drafts for, which is one."""
+    """What a drafter may use of its engine, which is one: the target's parts, and a way to other models."""
+
+    @property
+    def runtime(self) -> Runtime:
+        """The target's."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The target's; None where prompts are token ids."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the target's checkpoint; empty for a model object."""
+
+    def notify(self, line: str) -> None:
+        """Tell the user of something that takes long."""
+
+    def open_model(self, model: str | os.PathLike[str] | None = None, **placement: Any) -> Loaded:
+        """A model, by default the target's own checkpoint, placed as `selfspec.load` would (runtime, bits, ...).
+
+        It is loaded once and kept as long as the engine. Raises as `selfspec.load`.
+        """
 
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make()`` gave for this key, made once and kept as long as the engine: drafters come and go."""
+
+
+class Extra(NamedTuple):
+    """Bytes that a drafter holds beyond plain decoding, the buffers of a round aside (`request.draft_buffers`).
+
+    ``weights`` are shared by all texts of an engine, ``kv`` are the keys and values of one text, as far as it has
+    drafted.
+    """
+
+    weights: int = 0
+    kv: int = 0
 
 
 class Drafter(ABC):
@@ -62,13 +106,15 @@ class Drafter(ABC):
 
     The engine calls ``bind`` before any text. The loop calls ``begin`` once per text after its prefill, then
     ``propose``, ``observe`` and ``timed`` in turn, then ``end``. ``name`` is that of its entry point, ``Options``
-    the frozen dataclass of its options, ``summary`` its line in ``selfspec drafters``. ``is_free`` says that a
-    draft costs next to nothing beside a pass and is deterministic: it may be asked for one in every round.
+    the frozen dataclass of its options, ``summary`` its line in ``selfspec drafters``; ``samples`` says whether its
+    drafts bring the laws that they were drawn from, which take memory. ``is_free`` says that a draft costs next to
+    nothing beside a pass and is deterministic: it may be asked for one in every round.
     """
 
     Options: ClassVar[type[DraftOptions]] = DraftOptions
     name: ClassVar[str]
     summary: ClassVar[str]
+    samples: bool = False
     is_free: ClassVar[bool] = False
 
     def __init__(self, options: DraftOptions, config: ModelConfig) -> None:
@@ -79,6 +125,21 @@ class Drafter(ABC):
     def plan(self) -> LayerPlan | None:
         """The layers that a draft step runs; None when it runs none."""
         return None
+
+    @property
+    def runs(self) -> str:
+        """What runs a draft step, for people; "none" where no layers do."""
+        return str(self.plan or "none")
+
+    @property
+    def extra_bytes(self) -> Extra:
+        """What it costs in memory: nothing, unless it brings weights or a cache of its own."""
+        return Extra()
+
+    @property
+    def uses_prediction(self) -> bool:
+        """Whether it drafts from `Text.prediction`; a drafter of drafters does if one of them does."""
+        return False
 
     @property
     def parts(self) -> tuple[Drafter, ...]:

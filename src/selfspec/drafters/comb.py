@@ -83,4 +83,4 @@ class Comb:
         if not self._leaves:
             return Draft(tuple(self.tokens), laws, hidden, layer, chances=chances)
         parents = (*range(-1, len(self.tokens) - 1), *self._parents)
-        return Draft((*self.tokens, *self._leaves), laws, hidden, layer, parents, chances)
+        return Draft((*self.tokens, *self._leaves), laws, hidden, layer, parents, chances=chances)

@@ -76,12 +76,12 @@ def certify(
     runtime = engine.runtime
     chosen = default_candidates(engine.config) if candidates is None else list(candidates)
     for candidate in chosen:
-        if not candidate.make(runtime).options.gamma:
+        if not candidate.make(engine).options.gamma:
             raise OptionError(f"{candidate.name} with γ 0 drafts nothing, so there is nothing to certify")
     if not prompts:
         raise OptionError("there are no prompts; give at least one")
     numbered = [Prompt(number, tuple(tokens)) for number, tokens in enumerate(prompts, 1)]
-    trial = Trial(runtime, numbered, chosen, options.max_new_tokens, notify)
+    trial = Trial(engine, numbered, chosen, options.max_new_tokens, notify)
     few = trial.fewer(FEWER)
     made: list[Check] = []
 
@@ -120,7 +120,7 @@ def _subject(engine: Engine, trial: Trial, options: CertifyOptions) -> dict[str,
             "python": platform.python_version(),
             **{name: version_of(name) for name in ("numpy", "torch")},
         },
-        "drafters": [candidate.to_dict(runtime) for candidate in trial.candidates],
+        "drafters": [candidate.to_dict(engine) for candidate in trial.candidates],
         "prompts": {
             "count": len(trial.prompts),
             "tokens": sum(len(prompt.tokens) for prompt in trial.prompts),

@@ -21,12 +21,12 @@ class DrafterColumn(Column):
     is_ours = True
 
     def __init__(self, engine: Engine, label: str, draft: str, options: dict[str, Any]) -> None:
-        drafter = drafters.create(draft, engine.config, options)
+        drafter = drafters.create(draft, engine.config, options, engine)
         self.name = label
         self.about = {
             "runtime": engine.runtime.name,
             "precision": engine.runtime.precision,
-            "plan": str(drafter.plan or "none"),
+            "plan": drafter.runs,
         }
         self._engine = engine
         self._options = {**options, "draft": draft}
@@ -45,5 +45,6 @@ class DrafterColumn(Column):
             if number == 0:
                 first()
         done = stream.completion
-        memory = {"KV cache": done.kv_bytes, **done.buffers}
+        draft = {"draft weights": done.draft_weight_bytes, "draft KV": done.draft_kv_bytes}
+        memory = {"KV cache": done.kv_bytes, **draft, **done.buffers}
         return Answer(done.token_ids, done.text, done.stats, memory)

@@ -12,8 +12,8 @@ from selfspec.errors import OptionError
 from selfspec.measure import hf
 from selfspec.measure.process import RivalMissingError, WorkerColumn
 from selfspec.measure.timing import Column, ColumnError
-from selfspec.model import EMBEDDED, find_checkpoint
-from selfspec.model.embedded import find_embedded
+from selfspec.model import find_checkpoint
+from selfspec.model.embedded import PACKAGED, find_embedded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -121,7 +121,7 @@ class Rivals:
         return find_checkpoint(self.model).folder
 
     def _gguf(self) -> Path | None:
-        path = find_embedded() if self.model == EMBEDDED else Path(self.model)
+        path = find_embedded(self.model) if self.model in PACKAGED else Path(self.model)
         return path if path.suffix == ".gguf" else None
 
 

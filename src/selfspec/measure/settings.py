@@ -125,3 +125,19 @@ class ProfileOptions(Workload):
                 raise OptionError(f"points has {text!r}; its γ must be 1 to {self.gamma}, the value of gamma")
             found.append((int(pair[1]), int(pair[2])))
         return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class SearchOptions(Workload):
+    """The flags of ``selfspec search-plan`` that say what is tried."""
+
+    gamma: int = option(8, "Longest draft γ to reckon with.")
+    trials: int = option(200, "Plans to try, a quarter from each source.")
+    finalists: int = option(3, "How many of the best plans are measured against plain decoding.")
+    pairs: int = option(7, "Pairs of answers per measured plan.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_least(self, trials=4, finalists=0, pairs=1)
+        if not 1 <= self.gamma <= MAX_GAMMA:
+            raise OptionError(f"gamma is {self.gamma}; it must be 1 to {MAX_GAMMA}")

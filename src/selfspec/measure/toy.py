@@ -39,7 +39,7 @@ class MarkovRuntime(Runtime):
     def __init__(self, vocab_size: int = 4, num_layers: int = 3, seed: int = 0) -> None:
         random = np.random.default_rng(seed)
         self.config = ModelConfig(
-            family="llama",
+            family="llama",  # whose weights can be counted
             num_layers=num_layers,
             hidden_size=vocab_size,
             intermediate_size=vocab_size,
@@ -63,13 +63,16 @@ class MarkovRuntime(Runtime):
         plan: LayerPlan,
         rows: Rows | None,  # noqa: ARG002
         cache: Cache | None,  # noqa: ARG002
-        taps: Sequence[Any] = (),  # noqa: ARG002
+        taps: Sequence[Any] = (),
     ) -> tuple[Array, dict[Any, Array]]:
         """Add the hyperbolic tangent of a random matrix product for every MLP of ``plan``."""
+        tapped: dict[Any, Array] = {}
         for step in plan.steps:
             if step.part == "mlp":
                 hidden = hidden + np.tanh(hidden @ self._layers[step.layer])
-        return hidden, {}
+            if step in taps:
+                tapped[step] = hidden
+        return hidden, tapped
 
     def logits(self, hidden: Array) -> Array:
         """The hidden states themselves."""

@@ -15,7 +15,7 @@ from selfspec.rounds import Stats
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from selfspec.drafters.base import Drafter
+    from selfspec.drafters.base import Drafter, Host
     from selfspec.runtime.base import Cache, Runtime
     from selfspec.sampling import Chance
     from selfspec.types import Sampling
@@ -28,27 +28,27 @@ class Candidate:
     name: str
     options: Mapping[str, Any]
 
-    def make(self, runtime: Runtime) -> Drafter:
+    def make(self, host: Host) -> Drafter:
         """A new one."""
-        return drafters.create(self._kind, runtime.config, dict(self.options))
+        return drafters.create(self._kind, host.runtime.config, dict(self.options), host)
 
     @cached_property
     def _kind(self) -> type[Drafter]:
         return drafters.drafter_class(self.name)
 
-    def label(self, runtime: Runtime) -> str:
-        """Its name, plan, γ and siblings, on one line."""
-        made = self.make(runtime)
-        plan = "" if made.plan is None else f" {made.plan}"
+    def label(self, host: Host) -> str:
+        """Its name, what it runs, γ and siblings, on one line."""
+        made = self.make(host)
+        plan = "" if made.runs == "none" else f" {made.runs}"
         siblings = getattr(made.options, "siblings", 0)
         return f"{self.name}{plan} γ {made.options.gamma}" + (f" siblings {siblings}" if siblings else "")
 
-    def to_dict(self, runtime: Runtime) -> dict[str, Any]:
+    def to_dict(self, host: Host) -> dict[str, Any]:
         """What the certificate says of it."""
-        made = self.make(runtime)
-        plan = None if made.plan is None else str(made.plan)
+        made = self.make(host)
+        plan = None if made.runs == "none" else made.runs
         options = {f.name: getattr(made.options, f.name) for f in fields(made.options) if "help" in f.metadata}
-        return {"label": self.label(runtime), "name": self.name, "plan": plan, "options": options}
+        return {"label": self.label(host), "name": self.name, "plan": plan, "options": options}
 
 
 PLAIN = Candidate("plain", {})
@@ -77,13 +77,18 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """A model, the prompts, the drafters, and how many tokens to write at most."""
+    """An engine, the prompts, the drafters, and how many tokens to write at most."""
 
-    runtime: Runtime
+    host: Host
     prompts: Sequence[Prompt]
     candidates: Sequence[Candidate]
     new_tokens: int
     notify: Callable[[str], None]
+
+    @property
+    def runtime(self) -> Runtime:
+        """The model's."""
+        return self.host.runtime
 
     def fewer(self, count: int) -> Trial:
         """The same with ``count`` of the prompts, spread over all of them."""
@@ -95,7 +100,7 @@ class Trial:
         config = self.runtime.config
         limit = min(len(prompt.tokens) + self.new_tokens, config.context_length)
         text = Text(0, 0, list(prompt.tokens), limit, sampling, chance, config.eos_token_ids.__contains__)
-        context, drafter = Context(self.runtime, self.runtime.new_cache(1, limit)), candidate.make(self.runtime)
+        context, drafter = Context(self.runtime, self.runtime.new_cache(1, limit)), candidate.make(self.host)
         stats = Stats()
         for round_ in decode(context, [text], drafter):
             stats.add(round_)
@@ -104,7 +109,7 @@ class Trial:
     def drafted(self, name: str) -> Iterator[tuple[Candidate, str, Prompt]]:
         """Every drafter on every prompt, and the drafter's label; says so after each drafter."""
         for candidate in self.candidates:
-            label = candidate.label(self.runtime)
+            label = candidate.label(self.host)
             for prompt in self.prompts:
                 yield candidate, label, prompt
             self.notify(f"{name}: {len(self.prompts)} texts with {label}")

@@ -3,86 +3,193 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from selfspec.errors import PromptError
-from selfspec.model.reading import one_line
+from selfspec.errors import OptionError, PromptError
+from selfspec.model.messages import Message, check_messages, plain_messages
+from selfspec.model.reading import listed, one_line
+from selfspec.model.tools import schemas_of
 
 if TYPE_CHECKING:
     from jinja2.parser import Parser
 
-Message: TypeAlias = Mapping[str, Any]
+Tool: TypeAlias = "Mapping[str, Any] | Callable[..., Any]"
+
+_OURS = ("messages", "tools", "documents", "add_generation_prompt")
+_END = "HERE_THE_MESSAGE_GOES_ON "  # the space shows whether the template strips what it is given
+
+
+@dataclass(frozen=True)
+class TemplateInputs:
+    """What a chat template may be given beside the messages, in the words of transformers' ``apply_chat_template``.
+
+    ``tools`` are JSON schemas, or functions with type hints and a docstring; ``documents`` mappings;
+    ``chat_template`` names one of the model's templates, or is one; ``chat_options`` are variables
+    that the template reads (``enable_thinking``). With ``continue_final_message`` the prompt ends in the last
+    message, which the answer goes on with.
+    """
+
+    tools: Sequence[Tool] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_options: Mapping[str, Any] = field(default_factory=dict)
+    continue_final_message: bool = False
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    template: Template
+    reads: frozenset[str]  # the variables
 
 
 class ChatTemplate:
-    """One chat template; ``variables`` are the strings of the special tokens (``bos_token`` and so on).
+    """The chat templates of a model by name; ``variables`` are the strings of its special tokens.
 
-    It is compiled on first use, so that a model with a broken template still completes plain prompts.
+    They are compiled on first use, so that a model with a broken template still completes plain prompts.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, object]) -> None:
-        self._source = source
+    def __init__(self, sources: Mapping[str, str], variables: Mapping[str, object]) -> None:
+        self.sources = dict(sources)
         self._variables = dict(variables)
+        self._compiled: dict[str, _Compiled] = {}
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        inputs: TemplateInputs = TemplateInputs(),
+    ) -> str:
         """The conversation as the model saw it in training.
 
         Raises
         ------
         PromptError
-            The messages are not a list of roles and contents, or the template refuses or fails on them.
+            The messages are not what messages must be, or the template refuses, fails on, or does not take them.
+        OptionError
+            A tool is no schema, or the template does not read an option.
         """
         check_messages(messages)
-        variables = {"tools": None, "documents": None, **self._variables}
-        try:
-            text = (
-                _environment()
-                .from_string(self._source)
-                .render(
-                    messages=[dict(message) for message in messages],
-                    add_generation_prompt=add_generation_prompt,
-                    **variables,
+        if add_generation_prompt and inputs.continue_final_message:
+            raise OptionError("continue_final_message goes on with the last message: add no generation prompt")
+        source = self._source(inputs)
+        chat = plain_messages(messages)
+        if inputs.continue_final_message:
+            _mark_end(chat[-1])
+        text = self._filled(source, chat, add_generation_prompt, inputs)
+        if inputs.continue_final_message:
+            text = _cut(text)
+        if not text.strip():
+            raise PromptError("the chat template of this model makes an empty prompt of these messages")
+        return text
+
+    def _source(self, inputs: TemplateInputs) -> str:
+        """The template that counts."""
+        sources, asked = self.sources, inputs.chat_template
+        if asked is not None:
+            if asked not in sources and "{%" not in asked and "{{" not in asked:
+                raise OptionError(
+                    f"chat_template is {one_line(repr(asked), 60)}; this model has {listed(sources)}: give one of "
+                    "these names, or a template"
                 )
+            return sources.get(asked, asked)
+        if inputs.tools is not None and "tool_use" in sources:
+            return sources["tool_use"]
+        if "default" not in sources and len(sources) > 1:
+            raise OptionError(
+                f"this model has the chat templates {listed(sources)} and none is the default; name one as "
+                "chat_template"
             )
+        return sources.get("default") or next(iter(sources.values()))
+
+    def _filled(self, source: str, chat: list[Any], prompt: bool, inputs: TemplateInputs) -> str:
+        try:
+            compiled = self._compile(source)
+            extra = _checked(inputs, compiled.reads)
+            values = {**self._variables, **extra, "messages": chat, "add_generation_prompt": prompt}
+            text = compiled.template.render(values)
+        except (OptionError, PromptError):
+            raise
         except Exception as error:  # a template is a program of the checkpoint: anything can come out of it
             raise PromptError(
                 f"the chat template of this model fails on these messages: {one_line(error)}; change the "
                 "messages, or pass a plain prompt"
             ) from error
-        if not text.strip():
-            raise PromptError("the chat template of this model makes an empty prompt of these messages")
+        for number, message in enumerate(chat):
+            content = message.get("content")
+            if isinstance(content, list | dict) and content and str(content) in text:
+                raise PromptError(
+                    f"message {number} has its content in parts, and the chat template of this model takes texts "
+                    "only; give the content as one text"
+                )
         return text
 
+    def _compile(self, source: str) -> _Compiled:
+        if source not in self._compiled:
+            environment = _environment()
+            names = environment.parse(source).find_all(nodes.Name)
+            reads = frozenset(name.name for name in names if name.ctx == "load")
+            self._compiled[source] = _Compiled(environment.from_string(source), reads)
+        return self._compiled[source]
 
-def check_messages(messages: Sequence[Message]) -> None:
-    """Refuse what is not a non-empty list of mappings with the strings ``role`` and ``content``.
 
-    Raises
-    ------
-    PromptError
-        Says which message is wrong. Which roles exist is left to the template.
-    """
-    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise PromptError(
-            f"messages are {one_line(repr(messages), 60)}; they must be a non-empty list of "
-            '{"role": ..., "content": ...}'
-        )
-    for number, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise PromptError(
-                f"message {number} is {one_line(repr(message), 60)}; it must have a role and a content"
+def _checked(inputs: TemplateInputs, reads: frozenset[str]) -> dict[str, Any]:
+    """What the template is given beside messages; what it would leave out is an error, not silence."""
+    given: dict[str, Any] = {"tools": None, "documents": None}
+    if inputs.tools is not None:
+        given["tools"] = schemas_of(inputs.tools)
+    if inputs.documents is not None:
+        given["documents"] = _documents(inputs.documents)
+    for name, value in given.items():
+        if value is not None and name not in reads:
+            raise PromptError(f"the chat template of this model takes no {name}; leave {name} out")
+    for name, value in inputs.chat_options.items():
+        if name in _OURS or name not in reads:
+            free = sorted(reads - {*_OURS})
+            raise OptionError(
+                f"chat_options has {name!r}, which the chat template of this model does not read; it reads "
+                f"{listed(free, 12) or 'none'}"
             )
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                raise PromptError(
-                    f"message {number} has {key} {one_line(repr(message.get(key)), 60)}; it must be a string"
-                )
+        given[name] = value
+    return given
+
+
+def _documents(documents: Any) -> list[dict[str, Any]]:
+    is_list = isinstance(documents, Sequence) and not isinstance(documents, str | bytes)
+    if not is_list or not all(isinstance(document, Mapping) for document in documents):
+        raise OptionError(
+            f"documents are {one_line(repr(documents), 60)}; they must be a list of objects, such as "
+            '{"title": ..., "text": ...}'
+        )
+    return [dict(document) for document in documents]
+
+
+def _mark_end(message: dict[str, Any]) -> None:
+    """Put the mark behind the text that the answer goes on with."""
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _END
+        return
+    parts = [part for part in content or () if isinstance(part, dict) and "text" in part]
+    if not parts:
+        raise PromptError("the last message has no text, so continue_final_message has nothing to go on with")
+    parts[-1]["text"] += _END
+
+
+def _cut(text: str) -> str:
+    end = text.rfind(_END.strip())
+    if end < 0:
+        raise PromptError(
+            "the chat template of this model leaves out the last message, so continue_final_message cannot go on "
+            "with it"
+        )
+    return text[:end] if text.startswith(_END, end) else text[:end].rstrip()
 
 
 class _Generation(Extension):

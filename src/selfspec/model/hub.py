@@ -12,9 +12,9 @@ from selfspec.model.reading import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Files of the top folder only: sub-folders hold copies in other formats.
+# Files of the top folder only (sub-folders hold copies in other formats), and named chat templates.
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
-_UNWANTED = ["*/*", "consolidated*"]
+_UNWANTED = ["*/*.json", "*/*.safetensors", "[!c]*/*.jinja", "consolidated*"]
 
 
 def is_hub_id(text: str) -> bool:

@@ -10,7 +10,7 @@ from selfspec.errors import ModelNotFoundError, UnsupportedModelError
 from selfspec.model import hub
 from selfspec.model.cache import converted
 from selfspec.model.checkpoint import Checkpoint, open_folder, read_config
-from selfspec.model.embedded import EMBEDDED, find_embedded
+from selfspec.model.embedded import PACKAGED, find_embedded
 from selfspec.model.gguf import convert, gguf_config
 from selfspec.model.reading import expanded, one_line, quoted
 
@@ -19,22 +19,30 @@ if TYPE_CHECKING:
 
     from selfspec.model.config import ModelConfig
 
-_ALLOWED = f"give {EMBEDDED}, a Hugging Face folder, a .gguf file, or a hub id (organisation/name)"
+_ALLOWED = f"give {', '.join(PACKAGED)}, a Hugging Face folder, a .gguf file, or a hub id (organisation/name)"
 
 
 def silent(_message: str) -> None:
     """Say nothing."""
 
 
-def find_checkpoint(model: str | os.PathLike[str], *, notify: Callable[[str], None] = silent) -> Checkpoint:
+def find_checkpoint(
+    model: str | os.PathLike[str],
+    *,
+    notify: Callable[[str], None] = silent,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Checkpoint:
     """Find a model, convert or download it if needed, and check its files.
 
     Parameters
     ----------
     model
-        ``"smollm2-135m"`` (the embedded model), a Hugging Face folder, a ``.gguf`` file, or a hub id.
+        ``"smollm2-135m"`` (the embedded model), ``"gemma3-270m"``, a Hugging Face folder, a ``.gguf`` file, or
+        a hub id.
     notify
         Told, in one line each, what takes time or was repaired.
+    progress
+        Called with the weights converted so far and in all, when a GGUF file is converted.
 
     Raises
     ------
@@ -51,7 +59,7 @@ def find_checkpoint(model: str | os.PathLike[str], *, notify: Callable[[str], No
     if kind == "hub":
         path = hub.download(name, notify)
     elif kind == "gguf":
-        path = converted(path, convert, notify)
+        path = converted(path, lambda source, folder: convert(source, folder, progress=progress), notify)
     return open_folder(path, name)
 
 
@@ -71,8 +79,8 @@ def locate(model: str | os.PathLike[str]) -> tuple[str, Path, str]:
     if not isinstance(model, str | os.PathLike) or not os.fspath(model):
         raise ModelNotFoundError(f"the model is {one_line(repr(model), 80)}; {_ALLOWED}")
     text = os.fspath(model)
-    if text == EMBEDDED:
-        return "gguf", find_embedded(), EMBEDDED
+    if text in PACKAGED:
+        return "gguf", find_embedded(text), text
     path = expanded(text)
     if path.is_dir():
         return "folder", path, path.resolve().name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from selfspec.runtime.costs import PassCosts
 
@@ -62,6 +62,21 @@ class Runtime(ABC):
         """Bytes of weights that a full pass of one row reads: all layers and the head."""
         config = self.config
         return (config.num_layers * config.active_layer_parameters + config.head_parameters) * self.value_bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights that it holds."""
+        return self.config.parameters * self.value_bytes
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """Keywords of `selfspec.load` that put another model where this one runs."""
+        return {"runtime": self.name}
+
+    @property
+    def fewer_bits(self) -> tuple[int, ...]:
+        """Fewer bits a weight, in falling order, in which the same model can run here on the same cache."""
+        return ()
 
     @cached_property
     def costs(self) -> PassCosts:

@@ -6,20 +6,19 @@ number of threads: every sum has one fixed order. So speculation changes no bit 
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from selfspec.errors import OptionError, OutOfMemoryError, UnsupportedModelError
-from selfspec.model.config import Layer
-from selfspec.model.families import weights_by_role
+from selfspec.errors import OptionError, OutOfMemoryError
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.cores import available_processors
-from selfspec.runtime.packing import PRECISIONS, Packed, native
-from selfspec.runtime.rotary import inverse_frequencies
-from selfspec.types import SubLayer
+from selfspec.runtime.cpu_model import active_bytes, built, packed, precision_of, require_supported
+from selfspec.runtime.packing import BITS, Packed, native
+from selfspec.runtime.parts import head_of, parts_of
+from selfspec.runtime.rings import Rings, split
+from selfspec.types import MOST_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from selfspec.model.config import ModelConfig
-    from selfspec.types import Integers, LayerPlan, Rows
+    from selfspec.types import Integers, LayerPlan, Rows, SubLayer
 
     Floats = NDArray[np.float32]
 
 _MOST_THREADS = 1024
-_ROLES = ("q", "k", "v", "o", "gate", "up", "down")
-_KNOWN_ROLES = {*_ROLES, *(f"{role}_bias" for role in _ROLES), "attention_norm", "mlp_norm"}
+KV = ("float16", "bfloat16", "float32")
+"""Precisions of keys and values."""
 
 
 class Best(NamedTuple):
@@ -46,18 +45,21 @@ class Best(NamedTuple):
 
 
 class CpuCache(Cache):
-    """Keys and values in fp16 or fp32. Memory appears when it is written."""
+    """Keys and values in a precision of `KV`. Memory appears when it is written.
 
-    def __init__(self, config: ModelConfig, slots: int, length: int, *, half: bool) -> None:
-        self.slots, self.length = slots, length
-        self._config, self._half = config, half
+    A layer with a window has the cells of its ring, in whole segments of 128, or no more than a text has.
+    """
+
+    def __init__(self, config: ModelConfig, size: tuple[int, int], kv: str, rings: Rings) -> None:
+        self.slots, self.length = size
+        self._config, self._kv, self._rings = config, kv, rings
+        cells = [0 if cells == self.length else cells for cells in rings.sizes(self.length)]
         try:
-            self.native = native().Cache(
-                config.num_layers, slots, length, config.num_kv_heads, config.head_dim, half
-            )
+            self.native = native().Cache(cells, *size, config.num_kv_heads, config.head_dim, kv)
         except (MemoryError, TypeError) as error:  # a length beyond 32 bits is no memory either
             raise OutOfMemoryError(
-                f"there is not enough memory for a KV cache of {slots} x {length:,} tokens; ask for fewer tokens"
+                f"there is not enough memory for a KV cache of {self.slots} x {self.length:,} tokens; "
+                "ask for fewer tokens"
             ) from error
 
     @property
@@ -65,15 +67,24 @@ class CpuCache(Cache):
         """Bytes held; lengths are padded to 16 cells and head widths to 8 numbers."""
         return int(self.native.nbytes)
 
+    @property
+    def has_rings(self) -> bool:
+        """Whether some layer has fewer cells than a text may have."""
+        return bool(self.native.smallest_ring)
+
+    def rewinds(self, written: int, to: int) -> bool:
+        """See `Cache.rewinds`."""
+        return self._rings.rewinds(self.native.smallest_ring, written, to)
+
     def longer(self, length: int) -> CpuCache:
         """A longer copy."""
-        new = CpuCache(self._config, self.slots, length, half=self._half)
+        new = CpuCache(self._config, (self.slots, length), self._kv, self._rings)
         new.native.copy_from(self.native)
         return new
 
 
 class CpuRuntime(Runtime):
-    """Runs plans of a decoder in the native core, which has the operators of the Llama type (see `lacking`).
+    """Runs plans of a decoder of any known family in the native core.
 
     Hidden states and logits are float32 NumPy arrays.
 
@@ -82,13 +93,13 @@ class CpuRuntime(Runtime):
     config
         Sizes and switches.
     weights
-        Canonical name -> `Packed` matrix, or float32 array for norms and biases. Nothing is copied but norms
-        and biases. A tied model needs no ``lm_head.weight``: the embedding is read from the packed head.
+        Key of a part (`runtime.parts`; the canonical name, where a weight is not fused) -> `Packed` matrix, or
+        float32 array for norms, biases, sinks and positions, which alone are copied. A tied model needs no
+        ``lm_head.weight``: the embedding is read from the packed head.
     threads
         By default one for each processor that this process may use.
     kv
-        Precision of the cache: "float16" or "float32"; by default that of the weights, float16 for all but
-        float32 weights.
+        Precision of the cache, one of `KV`; by default float16 for all but float32 weights.
     kernels
         One of `kernel_sets`; by default the fastest. All give the same bits.
 
@@ -103,6 +114,7 @@ class CpuRuntime(Runtime):
     name = "cpu"
     is_row_invariant = True
     value_bytes = 4
+    most_rows = MOST_ROWS  # of a slot in one pass, where a layer has a window; longer passes are cut
 
     def __init__(
         self,
@@ -123,26 +135,15 @@ class CpuRuntime(Runtime):
                 f"kernels is {self.kernels!r}; this processor has {', '.join(native().kernel_sets())}"
             )
         require_supported(config)
-        self._ends = weights_by_role(config)
-        self._head = _packed(weights, self._ends["embedding" if config.tied_head else "head"].name)
-        self.precision = precision_of(weights, self._head)
+        self._head = packed(weights, head_of(config))
+        self.precision = precision_of(config, weights)
         self.kv = default_kv(self.precision) if kv is None else kv
-        if self.kv not in ("float16", "float32"):
-            raise OptionError(f"kv is {self.kv!r}; it must be float16 or float32")
-        self._model = _model(config, self.kernels, self.threads)
-        self._embedding = _packed(weights, self._ends["embedding"].name).matrix()
-        self._fill(weights)
-
-    def _fill(self, weights: Mapping[str, Packed | Floats]) -> None:
-        for layer in range(self.config.num_layers):
-            names = {role: weight.name for role, weight in weights_by_role(self.config, layer).items()}
-            for role in _ROLES:
-                bias = weights[names[f"{role}_bias"]] if f"{role}_bias" in names else None
-                self._model.set_linear(layer, role, _packed(weights, names[role]).matrix(), bias)
-            self._model.set_norm(layer, "attention", weights[names["attention_norm"]])
-            self._model.set_norm(layer, "mlp", weights[names["mlp_norm"]])
-        self._model.set_norm(0, "final", weights[self._ends["final_norm"].name])
-        self._model.set_linear(0, "head", self._head.matrix(), None)
+        if self.kv not in KV:
+            raise OptionError(f"kv is {self.kv!r}; it must be one of {', '.join(KV)}")
+        ends = parts_of(config)[0]
+        self._model = built(config, weights, self.kernels, self.threads)
+        self._embedding = packed(weights, ends["embedding"]).matrix()
+        self._positions = np.asarray(weights[ends["positions"].key]) if config.has_positions else None
 
     @property
     def runs_on(self) -> str:
@@ -151,14 +152,41 @@ class CpuRuntime(Runtime):
 
     @property
     def pass_bytes(self) -> int:
-        """Bytes of packed weights that a full pass reads."""
-        layers = [w for name, w in self._weights.items() if ".layers." in name and isinstance(w, Packed)]
-        return sum(weight.data.nbytes for weight in [*layers, self._head])
+        """Bytes of packed weights that a full pass of one row reads."""
+        sizes = {key: w.data.nbytes if isinstance(w, Packed) else 0 for key, w in self._weights.items()}
+        return active_bytes(self.config, sizes) + self._head.data.nbytes
 
-    def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Floats:  # noqa: ARG002
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all packed weights; the embedding of a tied model is its head."""
+        return sum((w.data if isinstance(w, Packed) else w).nbytes for w in self._weights.values())
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """The core, with as many threads where that was chosen."""
+        chosen = {} if self.threads == available_processors() else {"threads": self.threads}
+        return {"runtime": self.name, **chosen}
+
+    @property
+    def fewer_bits(self) -> tuple[int, ...]:
+        """Of the two that are rounded, those below what most weights have; a cache is laid out alike for all."""
+        own = BITS[self.precision.partition(",")[0]]
+        return tuple(bits for bits in (8, 4) if bits < own)
+
+    @property
+    def expert_reads(self) -> int:
+        """Experts whose weights all passes so far have read: in each pass and layer every distinct one once."""
+        return int(self._model.expert_reads)
+
+    def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Floats:
         """Hidden states [R, d] that enter layer 0."""
         out = np.empty((len(tokens), self.config.hidden_size), dtype=np.float32)
         native().unpack_rows(self._embedding, np.asarray(tokens, dtype=np.int64), out)
+        if self.config.embedding_scale != 1.0:
+            out *= np.float32(self.config.embedding_scale)
+        if self._positions is not None:
+            assert positions is not None, "the positions of this model are learned vectors"
+            out += self._positions[positions + (self.config.position_offset or 0)]
         return out
 
     def run(
@@ -166,13 +194,41 @@ class CpuRuntime(Runtime):
     ) -> tuple[Floats, Mapping[SubLayer, Floats]]:
         """Run the sub-layers of ``plan`` in one call of the core."""
         assert isinstance(cache, CpuCache)
+        self._check_experts(plan)
+        if cache.has_rings and (parts := split(rows, self.most_rows)):
+            return self._run_in_parts(hidden, (plan, taps), (rows, parts), cache)
         out = np.array(hidden, dtype=np.float32, order="C")
         steps, places = _steps(plan, tuple(taps))
         tapped = np.empty((len(taps), *out.shape), dtype=np.float32)
         if len(steps):
             where = (_integers(rows.slots), _integers(rows.positions), _lineage(rows))
-            self._model.run(out, (steps, places, tapped), where, cache.native)
+            self._model.run(out, (steps, places, tapped, plan.experts or 0), where, cache.native)
         return out, {tap: tapped[i] for i, tap in enumerate(taps) if i in places}
+
+    def _run_in_parts(
+        self,
+        hidden: Any,
+        what: tuple[LayerPlan, Sequence[SubLayer]],
+        where: tuple[Rows, list[Integers]],
+        cache: CpuCache,
+    ) -> tuple[Floats, Mapping[SubLayer, Floats]]:
+        """The same, some rows after the others: a ring has room for no more at once."""
+        (plan, taps), (rows, parts) = what, where
+        made = [self.run(hidden[part], plan, rows.take(part), cache, taps) for part in parts]
+        back = np.argsort(np.concatenate(parts))
+        tapped = {tap: np.concatenate([found[tap] for _, found in made])[back] for tap in made[0][1]}
+        return np.concatenate([states for states, _ in made])[back], tapped
+
+    def _check_experts(self, plan: LayerPlan) -> None:
+        """Raise OptionError for a number of experts that the plan's layers do not have."""
+        if plan.experts is None:
+            return
+        for layer in plan.mlp:
+            experts = self.config.layer(layer).experts
+            if experts is not None and not 1 <= plan.experts <= experts.count:
+                raise OptionError(
+                    f"experts is {plan.experts}; this model has {experts.count}, so it must be 1 to that"
+                )
 
     def logits(self, hidden: Any, head: Packed | None = None) -> Floats:
         """Final norm and LM head over ``hidden`` [R, d]: logits [R, V], or of the rows of a trimmed ``head``."""
@@ -201,7 +257,7 @@ class CpuRuntime(Runtime):
 
     def new_cache(self, slots: int, length: int) -> CpuCache:
         """An empty cache of ``slots`` sequences of up to ``length`` cells."""
-        return CpuCache(self.config, slots, length, half=self.kv == "float16")
+        return CpuCache(self.config, (slots, length), self.kv, Rings.of(self.config, self.most_rows))
 
     def keep(self, cache: Cache, rows: Rows) -> None:
         """Move the keys and values of ``rows`` to the cells of their positions, in every layer."""
@@ -209,46 +265,7 @@ class CpuRuntime(Runtime):
         # in order of position: a cell that is written was read before, or belongs to no row that is kept
         order = np.argsort(rows.positions, kind="stable")
         where = (_integers(values[order]) for values in (rows.slots, rows.cells, rows.positions))
-        self._model.move(cache.native, *where)
-
-
-def lacking(config: ModelConfig) -> str:
-    """What the core does not have and this model needs, in words; "" if it runs it."""
-    facts = [config.layer(index) for index in range(config.num_layers)]
-    plain, layer = Layer(), facts[0]
-    windows = {f.window for f in facts if f.window is not None and f.window < config.context_length}
-    ropes = {f.rope for f in facts}
-    rope = next((f.rope for f in facts if f.rope), None)
-    needs = {
-        "mixtures of experts": any(f.experts for f in facts),
-        "sliding windows": windows,
-        "layers without rotary embeddings": None in ropes,
-        "several rotary embeddings": len(ropes - {None}) > 1,
-        "learned positions": config.has_positions,
-        "parallel residuals": not layer.is_sequential,
-        "norms after attention and MLP": layer.norm_after,
-        "norms of queries and keys": layer.qk_norm != "none",
-        f"norms of the kind {layer.norm}": layer.norm != plain.norm,
-        f"the activation {layer.activation}": layer.activation != plain.activation,
-        "scaled scores": any(f.scale not in (None, config.head_dim**-0.5) for f in facts),
-        "soft caps": layer.soft_cap is not None or config.logit_cap is not None,
-        "sinks": layer.sinks,
-        "scaled embeddings, residuals or logits": {config.embedding_scale, config.logit_scale, layer.residual_scale}
-        != {1.0},
-        "rotary embeddings of a part of each head": rope is not None and rope.share != 1.0,
-        "rotary embeddings of neighbouring pairs": rope is not None and rope.interleaved,
-        f"the rope type {rope.kind if rope else ''}": rope is not None and rope.attention_factor != 1.0,
-    }
-    missing = [what for what, is_needed in needs.items() if is_needed]
-    if not missing and set(weights_by_role(config, 0)) - _KNOWN_ROLES:
-        missing = ["fused weights"]
-    return ", ".join(missing)
-
-
-def require_supported(config: ModelConfig) -> None:
-    """Raise UnsupportedModelError if the core cannot run the model."""
-    if missing := lacking(config):
-        raise UnsupportedModelError(f"the native core has no {missing}, which {config.family} needs; use torch")
+        cache.native.move(*where)
 
 
 def default_kv(precision: str) -> str:
@@ -268,33 +285,6 @@ def described(kernels: str | None = None, threads: int | None = None) -> str:
     """The core, its kernels and threads, for people; None stands for the defaults."""
     count = available_processors() if threads is None else threads
     return f"cpu ({kernels or native().kernel_sets()[0]}, {count} thread{'s' * (count > 1)})"
-
-
-def _model(config: ModelConfig, kernels: str, threads: int) -> Any:
-    sizes = (
-        config.num_layers, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
-        config.head_dim, config.vocab_size,
-    )  # fmt: skip
-    rope = config.layer(0).rope
-    assert rope is not None
-    frequencies = inverse_frequencies(rope, config.head_dim)
-    return native().Model(sizes, config.norm_eps, frequencies, kernels, threads)
-
-
-def _packed(weights: Mapping[str, Packed | Floats], name: str) -> Packed:
-    found = weights[name]
-    assert isinstance(found, Packed), name
-    return found
-
-
-def precision_of(weights: Mapping[str, Packed | Floats], head: Packed) -> str:
-    """Such as "int4", or "int4, head int8" where the head differs; the layers' commonest kind counts."""
-    sizes: Counter[str] = Counter()
-    for name, weight in weights.items():
-        if isinstance(weight, Packed) and ".layers." in name:
-            sizes[weight.kind] += weight.rows * weight.columns
-    most, _ = sizes.most_common(1)[0]
-    return PRECISIONS[most] + ("" if head.kind == most else f", head {PRECISIONS[head.kind]}")
 
 
 def _floats(hidden: Any) -> Floats:

@@ -8,29 +8,32 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from selfspec.errors import OptionError
+from selfspec.errors import CorruptModelError, OptionError
 from selfspec.model.cache import checksum, converted
 from selfspec.model.checkpoint import open_texts
 from selfspec.model.disk import room
-from selfspec.model.families import weight_shapes, weights_by_role
 from selfspec.model.gguf import convert, gguf_kinds
 from selfspec.model.load import config_of, find_checkpoint, locate, silent
+from selfspec.model.reading import one_line, quoted
 from selfspec.model.stored import from_safetensors
-from selfspec.runtime.cpu import precision_of, require_supported
+from selfspec.runtime.cpu_model import precision_of, require_supported
 from selfspec.runtime.packing import (
     KIND_OF_BITS,
     KIND_OF_BLOCKS,
     KIND_OF_DTYPE,
+    KINDS,
     Packed,
     PackedWeights,
     pack,
     pack_blocks,
     packed_bytes,
 )
+from selfspec.runtime.parts import parts_by_name
 
 if TYPE_CHECKING:
     import os
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
     from selfspec.model.stored import Stored
     from selfspec.model.tokenizer import Tokenizer
+    from selfspec.runtime.parts import Part
 
 LAYOUT = 1  # of the buffers and of packed.json; a new number packs anew
 _ALIGNMENT = 64
@@ -93,7 +97,8 @@ def find_packed(
     _check_bits(bits)
 
     def write(folder: Path, config: ModelConfig, stored: Iterator[tuple[str, Stored]]) -> None:
-        _write(folder, stored, bits, lambda done: progress(done, config.parameters))
+        require_supported(config)
+        _write(folder, _cut(config, stored), bits, lambda done: progress(done, config.parameters))
 
     form = f"cpu-{'stored' if bits is None else KIND_OF_BITS[bits]}-{LAYOUT}"
     kind, path, name = locate(model)
@@ -101,19 +106,19 @@ def find_packed(
         entry = converted(path, lambda source, folder: convert(source, folder, write), notify, form)
         config, tokenizer = open_texts(entry)
     else:
-        checkpoint = find_checkpoint(model, notify=notify)
+        checkpoint = find_checkpoint(model, notify=notify, progress=progress)
         config, tokenizer = checkpoint.config, checkpoint.tokenizer
 
         def pack(_source: Path, folder: Path) -> None:
             write(folder, config, from_safetensors(checkpoint.weight_files))
 
         entry = converted(checkpoint.folder, pack, notify, form, checkpoint.fingerprint)
-    weights, head = _read(entry)
-    return PackedModel(name, config, tokenizer, weights, head["rounding"], checksum(entry / "packed.bin"))
+    weights, rounding = _read(entry, config)
+    return PackedModel(name, config, tokenizer, weights, rounding, checksum(entry / "packed.bin"))
 
 
 def packed_sizes(model: str | os.PathLike[str], bits: int | None = None) -> tuple[str, dict[str, int]]:
-    """The precision of what ``find_packed`` would make, and the bytes of each weight; no weights are read.
+    """The precision of what ``find_packed`` would make, and the bytes of each part; no weights are read.
 
     Raises as it does, and UnsupportedModelError for a model that the core cannot run.
     """
@@ -124,16 +129,15 @@ def packed_sizes(model: str | os.PathLike[str], bits: int | None = None) -> tupl
     kinds = gguf_kinds(path) if kind == "gguf" else {}
     matrices: PackedWeights = {}
     sizes: dict[str, int] = {}
-    for name, shape in weight_shapes(config).items():
-        if len(shape) == 1:
-            sizes[name] = 4 * shape[0]
-            continue
-        packed, (rows, columns) = _kind(kinds.get(name, config.dtype), bits), shape
-        matrices[name] = Packed(packed, rows, columns, np.empty(0, dtype=np.uint8))
-        sizes[name] = packed_bytes(packed, rows, columns)
-    head = matrices[weights_by_role(config)["embedding" if config.tied_head else "head"].name]
-    assert isinstance(head, Packed)
-    return precision_of(matrices, head), sizes
+    for name, parts in parts_by_name(config).items():
+        for part in parts:
+            if part.is_vector:
+                sizes[part.key] = 4 * int(np.prod(part.shape))
+                continue
+            packed, (rows, columns) = _kind(part, kinds.get(name, config.dtype), bits), part.shape
+            matrices[part.key] = Packed(packed, rows, columns, np.empty(0, dtype=np.uint8))
+            sizes[part.key] = packed_bytes(packed, rows, columns)
+    return precision_of(config, matrices), sizes
 
 
 def _check_bits(bits: int | None) -> None:
@@ -145,31 +149,39 @@ def _check_bits(bits: int | None) -> None:
 # -- writing ----------------------------------------------------------------------------------------------
 
 
+def _cut(config: ModelConfig, stored: Iterator[tuple[str, Stored]]) -> Iterator[tuple[Part, Stored]]:
+    """The parts of all weights, as the core wants them."""
+    parts = parts_by_name(config)
+    for name, weight in stored:
+        for part in parts[name]:
+            yield part, part.of(weight)
+
+
 def _write(
-    folder: Path, stored: Iterator[tuple[str, Stored]], bits: int | None, packed: Callable[[int], None]
+    folder: Path, parts: Iterator[tuple[Part, Stored]], bits: int | None, packed: Callable[[int], None]
 ) -> None:
     entries: dict[str, dict[str, Any]] = {}
     begin, done, rounding = 0, 0, 0.0
     with (folder / "packed.bin").open("wb") as file:
-        for name, weight in stored:
-            kind, data, error = _pack(weight, bits)
+        for part, weight in parts:
+            kind, data, error = _pack(part, weight, bits)
             with room(folder, data.nbytes + _ALIGNMENT):
                 file.write(bytes(-begin % _ALIGNMENT))
                 file.write(data.data)
             begin += -begin % _ALIGNMENT
-            entries[name] = {"kind": kind, "shape": list(weight.shape), "begin": begin, "bytes": data.nbytes}
+            entries[part.key] = {"kind": kind, "shape": list(part.shape), "begin": begin, "bytes": data.nbytes}
             begin += data.nbytes
             rounding = max(rounding, error)
-            packed(done := done + int(np.prod(weight.shape)))
+            packed(done := done + int(np.prod(part.shape)))
     head = {"layout": LAYOUT, "rounding": rounding, "weights": entries}
     (folder / "packed.json").write_text(json.dumps(head, indent=1), encoding="utf-8")
 
 
-def _pack(weight: Stored, bits: int | None) -> tuple[str, NDArray[Any], float]:
+def _pack(part: Part, weight: Stored, bits: int | None) -> tuple[str, NDArray[Any], float]:
     """Kind (a vector has none), data, and the relative error of rounding."""
-    if len(weight.shape) == 1:
+    if part.is_vector:
         return "", np.ascontiguousarray(weight.dense(), dtype="<f4"), 0.0
-    blocks, kind = weight.kind.upper(), _kind(weight.kind, bits)
+    blocks, kind = weight.kind.upper(), _kind(part, weight.kind, bits)
     if kind == KIND_OF_BLOCKS.get(blocks):
         return kind, pack_blocks(weight.data, blocks).data, 0.0
     dense = weight.dense()
@@ -177,8 +189,10 @@ def _pack(weight: Stored, bits: int | None) -> tuple[str, NDArray[Any], float]:
     return kind, made.data, _error(made, dense)
 
 
-def _kind(stored: str, bits: int | None) -> str:
-    """How a matrix of a `Stored` kind is packed."""
+def _kind(part: Part, stored: str, bits: int | None) -> str:
+    """How a matrix that was of a `Stored` kind is packed."""
+    if part.is_exact:
+        return "fp32"
     exact = KIND_OF_BLOCKS.get(stored.upper()) or KIND_OF_DTYPE.get(stored)
     if bits == 16 and exact == "fp16":
         return exact  # bf16 would round it
@@ -195,13 +209,55 @@ def _error(made: Packed, dense: NDArray[np.float32]) -> float:
 # -- reading ----------------------------------------------------------------------------------------------
 
 
-def _read(entry: Path) -> tuple[PackedWeights, dict[str, Any]]:
-    """The mapped weights of an entry, whose files have been checked already."""
-    head: dict[str, Any] = json.loads((entry / "packed.json").read_bytes())
-    buffer = np.memmap(entry / "packed.bin", np.uint8, "r").view(np.ndarray)
-    weights: PackedWeights = {}
-    for name, about in head["weights"].items():
-        data = buffer[about["begin"] : about["begin"] + about["bytes"]]
-        rows, columns = (*about["shape"], 1)[:2]
-        weights[name] = Packed(about["kind"], rows, columns, data) if about["kind"] else data.view("<f4")
-    return weights, head
+def _read(entry: Path, config: ModelConfig) -> tuple[PackedWeights, float]:
+    """The mapped weights of an entry, and the error of rounding.
+
+    Its files have the checksums that are noted beside them. What they say of themselves is checked all the same,
+    before anything is read through it.
+    """
+    parts = [part for parts in parts_by_name(config).values() for part in parts]
+    try:
+        head = json.loads((entry / "packed.json").read_bytes())
+        buffer = np.memmap(entry / "packed.bin", np.uint8, "r").view(np.ndarray)
+        if head["layout"] != LAYOUT or set(head["weights"]) != {part.key for part in parts}:
+            raise ValueError("packed.json lists the parts of another model")
+        spans = {part.key: _span(part, head["weights"][part.key], len(buffer)) for part in parts}
+        _check_apart(spans)
+        weights = {
+            part.key: _mapped(part, head["weights"][part.key]["kind"], buffer[spans[part.key]]) for part in parts
+        }
+        return weights, float(head["rounding"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptModelError(
+            f"the packed weights in {quoted(entry)} are not those of this model ({one_line(error)}); delete that "
+            "folder, and they are made again"
+        ) from error
+
+
+def _span(part: Part, about: dict[str, Any], size: int) -> slice:
+    """Where the bytes of a part are; ValueError for what cannot be them."""
+    kind, shape, begin, count = (about[name] for name in ("kind", "shape", "begin", "bytes"))
+    if part.is_vector:
+        fits, wanted = kind == "", 4 * int(np.prod(part.shape))
+    else:
+        fits = kind == "fp32" if part.is_exact else kind in KINDS
+        wanted = packed_bytes(kind, *part.shape) if fits else 0
+    if not fits or tuple(shape) != part.shape or type(begin) is not int or count != wanted:
+        raise ValueError(f"{part.key} has another kind, shape or size")
+    if begin < 0 or begin % _ALIGNMENT or begin + wanted > size:
+        raise ValueError(f"{part.key} lies outside of packed.bin, or at no multiple of {_ALIGNMENT}")
+    return slice(begin, begin + wanted)
+
+
+def _check_apart(spans: dict[str, slice]) -> None:
+    ordered = sorted(spans.items(), key=lambda item: item[1].start)
+    for (one, first), (other, second) in pairwise(ordered):
+        if first.stop > second.start:
+            raise ValueError(f"{one} and {other} overlap")
+
+
+def _mapped(part: Part, kind: str, data: NDArray[np.uint8]) -> Packed | NDArray[np.float32]:
+    if part.is_vector:
+        return data.view("<f4").reshape(part.shape)
+    rows, columns = part.shape
+    return Packed(kind, rows, columns, data)

@@ -1,7 +1,7 @@
 """Weights as the native core reads them: packed matrices in NumPy arrays, which may be views of a memory map.
 
-A model for the core is a mapping from canonical weight names to these: `Packed` for the matrices, float32
-arrays for norms and biases.
+A model for the core is a mapping from the keys of parts (`runtime.parts`) to these: `Packed` for the matrices,
+float32 arrays for norms, biases and other vectors.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ KIND_OF_BITS = {32: "fp32", 16: "bf16", 8: "int8", 4: "int4"}
 KIND_OF_BLOCKS = {"Q8_0": "int8", "Q4_0": "int4", "Q4_1": "int4"}
 """GGUF block types whose values are taken over exactly."""
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8", "int4": "int4"}
+BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4}
+"""Of a weight, by precision."""
 
 
 def native() -> Any:
@@ -100,7 +102,7 @@ def pack(weights: NDArray[Any], kind: str, out: NDArray[np.uint8] | None = None)
 def pack_blocks(rows: NDArray[np.uint8], blocks: str, out: NDArray[np.uint8] | None = None) -> Packed:
     """Pack rows of GGUF blocks, uint8 [rows, bytes of a row]; ``blocks`` is one of ``KIND_OF_BLOCKS``.
 
-    Query and key rows must be in half-split order already (``model.gguf.half_split`` works on them too).
+    Query and key rows must be in half-split order already (``gguf_weights.half_split`` works on them too).
     """
     kind = KIND_OF_BLOCKS[blocks]
     columns = rows.shape[1] // {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}[blocks] * 32

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from selfspec.errors import OptionError
-from selfspec.model.config import ModelConfig
+from selfspec.model.config import Layer, ModelConfig, Rope
 from selfspec.model.families import weight_shapes
 from selfspec.runtime.cpu import CpuRuntime
 from selfspec.runtime.packing import KINDS, native, pack
@@ -30,6 +31,15 @@ _CONFIG = ModelConfig(
     vocab_size=75,
     context_length=64,
 )
+# the kinds of weights share the operators of all families
+_FACTS = {
+    "fp32": Layer(),
+    "bf16": Layer(norm="layer", activation="gelu", rope=Rope(interleaved=True)),
+    "fp16": Layer(activation="gelu_tanh", soft_cap=5.0, window=4),
+    "int8": Layer(activation="relu", rope=Rope(share=0.5), residual_scale=0.5),
+    "int4": Layer(rope=None),
+}
+_KV = {"fp32": "float32", "bf16": "bfloat16"}
 _ROWS = 7
 
 
@@ -37,7 +47,7 @@ _ROWS = 7
 def self_test() -> None:
     """Compare, bit for bit, every kernel set with the portable one and rows together with single rows.
 
-    One layer of odd sizes in every kind of weights, some 50 ms once in a process.
+    One layer of odd sizes in every kind of weights, with other facts in each, some 50 ms once in a process.
 
     Raises
     ------
@@ -46,16 +56,16 @@ def self_test() -> None:
     """
     random = np.random.default_rng(0)
     for kind in KINDS:
+        config = replace(_CONFIG, layers=(_FACTS[kind],))
         weights = {
             name: (random.normal(size=shape) * shape[-1] ** -0.5).astype(np.float32)
-            for name, shape in weight_shapes(_CONFIG).items()
+            for name, shape in weight_shapes(config).items()
         }
         tokens = random.integers(0, _CONFIG.vocab_size, _ROWS).tolist()
         want: Floats | None = None
         for kernels in reversed(native().kernel_sets()):
-            runtime = CpuRuntime(
-                _CONFIG, {n: pack(w, kind) if w.ndim == 2 else w for n, w in weights.items()}, 1, kernels=kernels
-            )
+            packed = {n: pack(w, kind) if w.ndim == 2 else w for n, w in weights.items()}
+            runtime = CpuRuntime(config, packed, 1, _KV.get(kind), kernels)
             together = _logits(runtime, tokens, _ROWS)
             want = together if want is None else want
             if not (_same(together, want) and _same(_logits(runtime, tokens, 1), want)):

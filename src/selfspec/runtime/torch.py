@@ -20,10 +20,11 @@ from selfspec.model.config import DTYPE_BYTES
 from selfspec.model.families import config_from_hf, family_of, weight_shapes, weights_by_role, with_layout_of
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.products import linear
+from selfspec.runtime.rings import Rings, split
 from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.runtime.torch_block import Block, norm_of
-from selfspec.runtime.torch_cache import FEWER, Rings, TorchCache, memory_for
-from selfspec.runtime.torch_placement import Placement, Turn, split
+from selfspec.runtime.torch_cache import FEWER, TorchCache, memory_for
+from selfspec.runtime.torch_placement import Placement, Turn
 from selfspec.types import MOST_ROWS, Array, LayerPlan, Rows, SubLayer
 
 if TYPE_CHECKING:
@@ -110,6 +111,11 @@ class TorchRuntime(Runtime):
         device = self._embedding.device
         return self.name if device.type == "cpu" else f"{self.name} ({device})"
 
+    @property
+    def placement(self) -> dict[str, Any]:
+        """torch, on the same device."""
+        return {"runtime": self.name, "device": str(self._embedding.device)}
+
     @staticmethod
     def has_gpu() -> bool:
         """Whether torch finds a GPU here."""
@@ -149,10 +155,9 @@ class TorchRuntime(Runtime):
     def new_cache(self, slots: int, length: int) -> TorchCache:
         """An empty cache in the precision of the weights; layers with a window have the cells that they need."""
         shape = (slots, length, self.config.num_kv_heads, self.config.head_dim)
-        windows = tuple(self.config.layer(index).window for index in range(self.config.num_layers))
         size = slots * length * self.config.kv_values_per_token * self.value_bytes
         with memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; {FEWER}"):
-            return TorchCache.new(self._embedding, shape, Rings(windows, self.most_rows))
+            return TorchCache.new(self._embedding, shape, Rings.of(self.config, self.most_rows))
 
     def keep(self, cache: Cache, rows: Rows) -> None:
         """See `Runtime.keep`: the cells of all ``rows`` are read before any is written."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,22 +15,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from selfspec.runtime.rings import Rings
+
 FEWER = "ask for fewer tokens, or fewer texts at once"
-
-
-class Rings(NamedTuple):
-    """The window of each layer, and how many cells more than that a ring has.
-
-    Cell c of a text lies in place c modulo the size of the ring. ``spare`` is the most rows of a slot in one
-    pass: what they overwrite is older than any window of this round or the next, accepted or not.
-    """
-
-    windows: tuple[int | None, ...]
-    spare: int
-
-    def sizes(self, length: int) -> list[int]:
-        """How many cells of a slot each layer has."""
-        return [length if window is None else min(length, window + self.spare) for window in self.windows]
 
 
 class TorchCache(Cache):
@@ -66,8 +53,8 @@ class TorchCache(Cache):
 
     def rewinds(self, written: int, to: int) -> bool:
         """See `Cache.rewinds`: a ring that has come round has lost what is older than its window."""
-        came_round = any(t.shape[1] < written + self.rings.spare for t in self.keys if t.shape[1] < self.length)
-        return not came_round or to >= written - 1
+        smallest = min((t.shape[1] for t in self.keys if t.shape[1] < self.length), default=0)
+        return self.rings.rewinds(smallest, written, to)
 
 
 def _lengthened(old: Tensor, length: int) -> Tensor:

@@ -166,19 +166,6 @@ def _highest(rows: Rows, segment: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return found
 
 
-def split(rows: Rows, most: int) -> list[np.ndarray[Any, Any]]:
-    """Sets of rows [r] to run one after the other, none with more than ``most`` of a slot; none if all fit."""
-    if len(rows) <= most:
-        return []
-    order = np.lexsort((rows.cells, rows.slots))
-    _, starts, counts = np.unique(rows.slots[order], return_index=True, return_counts=True)
-    if counts.max() <= most:
-        return []
-    assert rows.lineage is None, "no tree has as many rows"
-    rank = np.arange(len(rows)) - np.repeat(starts, counts)
-    return [order[rank // most == part] for part in range(int(rank.max()) // most + 1)]
-
-
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
     """Grouped-query attention; q, k, v are [batch, rows or cells, heads, width], and so is the result."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

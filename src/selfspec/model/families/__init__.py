@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from selfspec.errors import UnsupportedModelError
 from selfspec.model.families.base import (
     Counts,
     Family,
@@ -22,6 +21,7 @@ from selfspec.model.families.base import (
     sizes_of,
 )
 from selfspec.model.families.catalogue import FAMILIES
+from selfspec.model.families.gguf_weights import GgufWeight, gguf_names, gguf_weights
 from selfspec.model.families.read import config_from_hf
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ __all__ = [
     "config_from_hf",
     "counts",
     "family_of",
-    "gguf_family",
     "gguf_names",
     "gguf_weights",
     "is_ignored",
     "layout_of",
+    "sizes_of",
     "weight_shapes",
     "weights_by_role",
     "with_layout_of",
@@ -100,67 +100,3 @@ def is_ignored(name: str, config: ModelConfig) -> bool:
     """Whether a tensor beyond ``weight_shapes`` is harmless: a derived buffer, or a copy of a tied head."""
     heads = {weight.name for weight in layout_of(config).globals if weight.role == "head"}
     return (config.tied_head and name in heads) or bool(re.fullmatch(family_of(config).ignored, name))
-
-
-# -- GGUF -------------------------------------------------------------------------------------------------
-
-_GGUF = {
-    "embedding": "token_embd.weight",
-    "final_norm": "output_norm.weight",
-    "head": "output.weight",
-    "attention_norm": "attn_norm.weight",
-    "mlp_norm": "ffn_norm.weight",
-    **{role: f"attn_{role}.weight" for role in "qkv"},
-    **{f"{role}_bias": f"attn_{role}.bias" for role in "qkv"},
-    "o": "attn_output.weight",
-    "o_bias": "attn_output.bias",
-    **{role: f"ffn_{role}.weight" for role in ("gate", "up", "down")},
-    **{f"{role}_bias": f"ffn_{role}.bias" for role in ("gate", "up", "down")},
-}
-_ROTARY = {"q": "num_heads", "q_bias": "num_heads", "k": "num_kv_heads", "k_bias": "num_kv_heads"}
-
-
-class GgufWeight(NamedTuple):
-    """A weight of a GGUF file: its name there and here, and its shape, rows first.
-
-    ``rotary_heads`` is the number of heads whose rows are kept in interleaved rotary order, else 0.
-    """
-
-    gguf: str
-    name: str
-    shape: tuple[int, ...]
-    rotary_heads: int
-
-
-def gguf_family(architecture: str) -> Family:
-    """The family of a GGUF architecture.
-
-    Raises
-    ------
-    UnsupportedModelError
-        No family covers it.
-    """
-    for family in FAMILIES:
-        if family.gguf and family.gguf == architecture:
-            return family
-    supported = ", ".join(family.gguf for family in FAMILIES if family.gguf)
-    raise UnsupportedModelError(f"the GGUF architecture {architecture!r} is not supported; supported: {supported}")
-
-
-def gguf_weights(config: ModelConfig) -> list[GgufWeight]:
-    """All weights as a GGUF file has them, in the order of the layers."""
-    assert family_of(config).gguf
-    return [
-        GgufWeight(
-            _GGUF[weight.role] if layer is None else f"blk.{layer}.{_GGUF[weight.role]}",
-            weight.name,
-            shape,
-            getattr(config, _ROTARY[weight.role]) if weight.role in _ROTARY else 0,
-        )
-        for weight, shape, layer in _weights(config)
-    ]
-
-
-def gguf_names(config: ModelConfig) -> dict[str, str]:
-    """GGUF name -> canonical name of every weight."""
-    return {weight.gguf: weight.name for weight in gguf_weights(config)}

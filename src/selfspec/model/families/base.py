@@ -63,7 +63,6 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     refused: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     ignored: str = r"(model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq"
-    gguf: str = ""
     model_type: str = ""
     rope_by_type: bool = False
 

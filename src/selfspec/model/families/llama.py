@@ -182,7 +182,6 @@ LLAMA = _family(
     "llama",
     "LlamaForCausalLM",
     *normed_before(attention("attention_bias", "attention_bias"), gated_mlp("mlp_bias")),
-    gguf="llama",
     defaults={"rms_norm_eps": 1e-6},
     refused={**SILU, "sliding_window": (), "partial_rotary_factor": (1, 1.0), "rope_interleaved": (False,)},
 )

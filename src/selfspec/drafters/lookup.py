@@ -1,0 +1,182 @@
+"""What drafters that copy have in common: guesses with a kind, drafted as far as they are expected to pay."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from selfspec.drafters.base import Drafter, option
+from selfspec.drafters.comb import Comb, CombOptions
+from selfspec.drafters.trust import LENGTHS, Kind, Trust
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from selfspec.context import Context, Text
+    from selfspec.model.config import ModelConfig
+    from selfspec.rounds import Commit
+    from selfspec.types import Draft
+
+MARGIN = 1.5
+"""How many times its price a row must bring: the time could also be spent on rounds whose drafts are good."""
+SEPARATOR = -1
+"""Stands between texts in one index: nothing matches it, and it is never drafted."""
+
+
+@dataclass(frozen=True)
+class LookUpOptions(CombOptions):
+    """Options of drafters that copy."""
+
+    gamma: int = option(7, "Most tokens to draft per round (γ); 0 drafts nothing.")
+    adaptive: bool = option(
+        True,
+        "Draft a token only if it is expected to pay: by how often such matches were right, and what a row costs.",
+    )
+
+
+class Guess(NamedTuple):
+    """A token that may come next, what it is counted with, and the ``others`` that stood in its place."""
+
+    token: int
+    kind: Kind
+    others: Sequence[int] = ()
+    is_predicted: bool = False
+
+
+class Memory(ABC):
+    """What is kept for one text: its acceptance rates, and what was considered in this round.
+
+    A subclass indexes the text, and gives one chain of guesses or more, of which the best is drafted.
+    """
+
+    def __init__(self) -> None:
+        self.trust = Trust()
+        self.considered: list[list[Guess]] = []  # the last one of a chain may not be drafted
+
+    @abstractmethod
+    def update(self, tokens: Sequence[int]) -> None:
+        """Index what is new of a text."""
+
+    @abstractmethod
+    def chains(self) -> Iterable[Iterable[Guess]]:
+        """What may follow, by source; a guess stands only if those before it in its chain do."""
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Compare what was considered with the ``tokens`` that came: also a token that was not drafted teaches."""
+        for chain in self.considered:
+            for guess, token in zip(chain, tokens, strict=False):
+                self.trust.learn(guess.kind, guess.token == token)
+                if guess.token != token:
+                    break
+        self.considered = []
+
+
+def lead_of(text: Text) -> list[int]:
+    """What is indexed before a text: the end of its prompt and the prediction, as if that were the answer."""
+    if not text.prediction:
+        return []
+    prompt = text.tokens[: text.prompt_length]
+    return [*prompt[-LENGTHS[-1] :], *text.prediction, SEPARATOR]
+
+
+class _Plan:
+    """A draft while it grows: what it is expected to add, and which of its tokens are predicted."""
+
+    def __init__(self, comb: Comb) -> None:
+        self.comb = comb
+        self.expected = 0.0
+        self._gain = 1.0
+        self._predicted: list[int] = []
+
+    def gain(self, confidence: float) -> float:
+        """The probability that all tokens hold, the next one of this ``confidence`` included."""
+        self._gain *= confidence
+        return self._gain
+
+    def add(self, guess: Guess, others: Sequence[int], confidence: float) -> None:
+        """Draft a token of this ``confidence`` and its siblings."""
+        if guess.is_predicted:
+            self._predicted.append(len(self.comb.tokens))
+        self.expected += self._gain
+        self.comb.add(guess.token, others, chance=confidence)
+
+    def draft(self) -> Draft:
+        """The whole."""
+        made = self.comb.draft()
+        return replace(made, predicted=tuple(self._predicted)) if self._predicted else made
+
+
+class LookUp(Drafter):
+    """Copies guesses from where the text was before.
+
+    The confidence in a guess is the acceptance rate of its kind (`Trust`). A draft goes on while the expected
+    gain, the product of the confidences so far, is well above the price of a row on this runtime
+    (`PassCosts.price`). Of several chains the one is drafted that is expected to add most.
+    """
+
+    is_free = True
+
+    def __init__(self, options: LookUpOptions, config: ModelConfig) -> None:
+        super().__init__(options, config)
+        self._look = options
+        self._memories: dict[Text, Memory] = {}
+
+    @property
+    def uses_prediction(self) -> bool:
+        """It does."""
+        return True
+
+    @abstractmethod
+    def memory(self, text: Text) -> Memory:
+        """What is kept for a text, empty; the prompt enters it with the first look-up."""
+
+    def begin(self, text: Text) -> None:
+        """Start an index."""
+        self._memories[text] = self.memory(text)
+
+    def observe(self, text: Text, commit: Commit) -> None:
+        """Count which of the considered tokens came."""
+        self._memories[text].learn(commit.tokens)
+
+    def end(self, text: Text) -> None:
+        """Drop what was kept."""
+        del self._memories[text]
+
+    def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
+        """What followed before, up to γ tokens, as far as it pays, not past an end-of-text token."""
+        drafts: list[Draft] = []
+        price = partial(context.runtime.costs.price, texts=len(texts)) if self._look.adaptive else _free
+        rows = len(texts)
+        for text, gamma in zip(texts, gammas, strict=True):
+            memory = self._memories[text]
+            memory.update(text.tokens)
+            plans = [self._plan(text, gamma, chain, price, rows) for chain in memory.chains()]
+            drafts.append(max(plans, key=lambda plan: plan.expected).draft())
+            rows += len(drafts[-1])
+        return drafts
+
+    def _plan(
+        self, text: Text, gamma: int, chain: Iterable[Guess], price: Callable[[int], float], rows: int
+    ) -> _Plan:
+        """As much of a chain as pays, in a pass of ``rows`` rows so far; one beside n must bring ``price(n)``."""
+        memory, comb = self._memories[text], Comb(self._look, text.room(), gamma)
+        plan, considered = _Plan(comb), list[Guess]()
+        memory.considered.append(considered)
+        for guess in chain if gamma else ():
+            considered.append(guess)
+            confidence = memory.trust.rate(guess.kind)
+            others = guess.others[: comb.width]
+            gain = plan.gain(confidence)
+            if confidence < self._look.confidence or gain < MARGIN * price(rows) * (1 + len(others)):
+                break
+            plan.add(guess, others, confidence)
+            rows += 1 + len(others)
+            if len(comb.tokens) == gamma or guess.token in self.config.eos_token_ids:
+                break
+        return plan
+
+
+def _free(_rows: int) -> float:
+    return 0.0

@@ -1,0 +1,86 @@
+"""Quantised self-draft: the same model in fewer bits drafts on the target's own cache (QSpec, arXiv 2410.11305).
+
+Keys and values of committed tokens are the target's, in its precision; those of the draft's rows are the
+draft's, until verification, which runs every one of these rows through all layers, overwrites them. So there
+is no second cache and no second prefill. The draft's weights are held beside the target's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from selfspec.drafters.base import Extra, option
+from selfspec.drafters.comb import CombOptions
+from selfspec.drafters.steps import Growing, StepDrafter
+from selfspec.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from selfspec.context import Context
+    from selfspec.drafters.base import Host
+    from selfspec.model.config import ModelConfig
+    from selfspec.runtime.base import Runtime
+    from selfspec.types import Array
+
+
+@dataclass(frozen=True)
+class QuantizedOptions(CombOptions):
+    """Options of `Quantized`."""
+
+    draft_bits: int | None = option(
+        None, "Bits a weight of the draft: 4 or 8, fewer than the target has. Default: the next fewer."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.draft_bits is not None and self.draft_bits not in (4, 8):
+            raise OptionError(f"draft_bits is {self.draft_bits}; it must be 4 or 8, or left out (the next fewer)")
+
+
+class Quantized(StepDrafter):
+    """Drafts with the target's checkpoint packed in fewer bits, on the target's cache."""
+
+    Options = QuantizedOptions
+    name = "quantized"
+    summary = "the same model in fewer bits, on the same cache (runtime cpu); extra weights, no extra KV"
+
+    def __init__(self, options: QuantizedOptions, config: ModelConfig) -> None:
+        super().__init__(options, config)
+        self._bits = options.draft_bits
+        self._light: Runtime | None = None
+
+    def bind(self, host: Host) -> None:
+        """Pack and open the lighter weights."""
+        target = host.runtime
+        if not (possible := target.fewer_bits):
+            raise OptionError(
+                f"quantized drafts in 8 or 4 bits on the cache of the cpu runtime; this model runs in "
+                f"{target.precision} on {target.name}: use runtime cpu with more bits, or another drafter"
+            )
+        bits = possible[0] if self._bits is None else self._bits
+        if bits not in possible:
+            raise OptionError(
+                f"draft_bits is {bits}, but this model runs in {target.precision}; it must be fewer: "
+                f"{' or '.join(map(str, possible))}"
+            )
+        self._light = host.open_model(bits=bits, **target.placement).runtime
+        assert self._light.config == self.config
+
+    @property
+    def runs(self) -> str:
+        """The precision."""
+        return "unbound" if self._light is None else self._light.precision
+
+    @property
+    def extra_bytes(self) -> Extra:
+        """The lighter weights; keys and values are the target's."""
+        return Extra() if self._light is None else Extra(weights=self._light.weight_bytes)
+
+    def step(self, context: Context, growing: Sequence[Growing]) -> Array:
+        """All layers of the lighter model over the last token of each draft."""
+        assert self._light is not None, "no engine has bound this drafter"
+        texts, tokens = [chain.text for chain in growing], [chain.last for chain in growing]
+        hidden, _ = context.step(context.full, texts, tokens, growing[0].depth, self._light)
+        return self._light.logits(hidden)

@@ -1,0 +1,51 @@
+"""What self-drafts share: a layer plan of the model itself runs a draft step, with its own norm and head.
+
+What a draft computed in the layers that its plan shares with the full model is what the target would compute:
+verification resumes above them from the kept hidden states. Keys and values that the draft wrote above lie
+beyond the committed length and are overwritten, so no draft needs a cache of its own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from selfspec.drafters.steps import Growing, StepDrafter
+from selfspec.types import Array, Draft, namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from selfspec.context import Context, Text
+    from selfspec.types import LayerPlan
+
+
+class SelfDraft(StepDrafter):
+    """Drafts with a layer plan and the model's own final norm and head. A method says which plan: `plan_of`."""
+
+    @abstractmethod
+    def plan_of(self, text: Text) -> LayerPlan:
+        """The layers of a draft step of this text, in this round."""
+
+    def groups(self, chains: list[Growing]) -> Iterable[list[Growing]]:
+        """Those of one plan together."""
+        found: dict[LayerPlan, list[Growing]] = {}
+        for chain in chains:
+            found.setdefault(self.plan_of(chain.text), []).append(chain)
+        return found.values()
+
+    def step(self, context: Context, growing: Sequence[Growing]) -> Array:
+        """Run the plan and the head over the last token of each draft; the states of shared layers are kept."""
+        texts, tokens = [chain.text for chain in growing], [chain.last for chain in growing]
+        hidden, kept = context.step(self.plan_of(texts[0]), texts, tokens, growing[0].depth)
+        if kept is not None:
+            for i, chain in enumerate(growing):
+                chain.kept.append(kept[i : i + 1])
+        return context.runtime.logits(hidden)
+
+    def finish(self, chain: Growing) -> Draft:
+        """The draft with its states, where verification resumes: a row more than tokens if it was stopped."""
+        if not chain.kept:
+            return chain.comb.draft()
+        states = namespace(chain.kept[0]).concat(chain.kept, axis=0)
+        return chain.comb.draft(states, self.plan_of(chain.text).shared_prefix)
