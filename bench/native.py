@@ -19,15 +19,15 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors import safe_open
 
 import selfspec
 from selfspec.measure.passes import Vector, fill
-from selfspec.model.families import weight_shapes
 from selfspec.model.load import find_checkpoint
+from selfspec.model.stored import from_safetensors
 from selfspec.runtime.cores import available_processors
 from selfspec.runtime.cpu import CpuRuntime
 from selfspec.runtime.packing import KINDS, Packed, allocate, pack, packed_bytes
+from selfspec.runtime.parts import parts_by_name
 from selfspec.types import LayerPlan, Rows
 
 if TYPE_CHECKING:
@@ -39,16 +39,18 @@ OPERATORS = ("norms", "qkv", "rotary+cache", "attention", "output", "gate+up", "
 
 def packed_model(checkpoint: Any, kind: str) -> dict[str, Any]:
     """The weights of a checkpoint, packed in one kind, one after the other in one piece of memory."""
-    shapes = {name: shape for name, shape in weight_shapes(checkpoint.config).items() if len(shape) == 2}
-    arena = allocate(sum(packed_bytes(kind, *shape) for shape in shapes.values()))
+    parts = parts_by_name(checkpoint.config)
+    kinds = {part.key: "fp32" if part.is_exact else kind for group in parts.values() for part in group}
+    matrices = [part for group in parts.values() for part in group if not part.is_vector]
+    arena = allocate(sum(packed_bytes(kinds[part.key], *part.shape) for part in matrices))
     used, weights = 0, {}
-    for name, path in checkpoint.weight_files.items():
-        with safe_open(path, framework="np") as file:
-            weights[name] = file.get_tensor(name).astype(np.float32)
-        if name in shapes:
-            size = packed_bytes(kind, *shapes[name])
-            weights[name] = pack(weights[name], kind, arena[used : used + size])
-            used += size
+    for name, weight in from_safetensors(checkpoint.weight_files):
+        for part in parts[name]:
+            values = np.ascontiguousarray(part.of(weight).dense())
+            if not part.is_vector:
+                size = packed_bytes(kinds[part.key], *part.shape)
+                values, used = pack(values, kinds[part.key], arena[used : used + size]), used + size
+            weights[part.key] = values
     return weights
 
 

@@ -31,7 +31,7 @@ Blocks blocks_named(const std::string& name) {
 // The kernel sets that this processor runs, the fastest first.
 std::vector<std::string> kernel_sets() {
   std::vector<std::string> sets;
-  for (const char* name : {"avx2", "portable"}) try {
+  for (const char* name : {"avx2", "neon", "portable"}) try {
       kernels_named(name);
       sets.emplace_back(name);
     } catch (const std::invalid_argument&) {
@@ -75,6 +75,9 @@ std::vector<std::string> features() {
   for (const auto& [name, there] : all)
     if (there) found.emplace_back(name);
 #endif
+#ifdef SELFSPEC_NEON
+  found.emplace_back("neon");
+#endif
   return found;
 }
 
@@ -113,6 +116,9 @@ const Kernels& kernels_named(const std::string& name) {
 #ifdef SELFSPEC_AVX2
   if (name == "avx2" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
     return avx2_kernels();
+#endif
+#ifdef SELFSPEC_NEON
+  if (name == "neon") return neon_kernels();
 #endif
   throw std::invalid_argument("no kernels " + name + " on this processor");
 }

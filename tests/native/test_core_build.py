@@ -25,10 +25,11 @@ def test_the_core_is_built_where_a_compiler_is():
 
 
 def test_the_fastest_kernels_are_those_of_the_processor():
-    """Guards the choice at run time: AVX2 with FMA and F16C, or plain C++; nothing else is ever used."""
+    """Guards the choice at run time: AVX2 with FMA and F16C, NEON, or plain C++; nothing else is ever used."""
     core = packing.native()
-    can = {"avx2", "fma", "f16c"} <= set(core.features())
-    assert core.kernel_sets() == (["avx2", "portable"] if can else ["portable"])
+    features = set(core.features())
+    fast = [name for name, needs in (("avx2", {"avx2", "fma", "f16c"}), ("neon", {"neon"})) if needs <= features]
+    assert core.kernel_sets() == [*fast, "portable"]
 
 
 def test_the_self_test_passes_quickly():

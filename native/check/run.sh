@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Builds the core for another processor and compares its kernel sets there: run.sh [COMPILER [EMULATOR]].
+# For ARM64 on x86-64: native/check/run.sh aarch64-linux-gnu-g++ "qemu-aarch64 -L /usr/aarch64-linux-gnu"
+# (Debian packages g++-aarch64-linux-gnu and qemu-user).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+compiler=${1:-g++} emulator=${2:-}
+build=../build/check-$(basename "$compiler")
+mkdir -p "$build"
+flags=(-std=c++20 -O2 -Wall -Wextra -ffp-contract=off)
+sources=(cache model pack pass pass_attention pass_experts scratch threads tiling kernels_portable)
+case $("$compiler" -dumpmachine) in
+  x86_64*) sources+=(kernels_avx2) flags+=(-DSELFSPEC_AVX2) ;;
+  aarch64*) sources+=(kernels_neon) flags+=(-DSELFSPEC_NEON) ;;
+esac
+objects=()
+for source in "${sources[@]}" check/kernels; do
+  own=()
+  [[ $source == kernels_avx2 ]] && own=(-mavx2 -mfma -mf16c)
+  object=$build/$(basename "$source")-$(dirname "$source" | tr -d .).o
+  "$compiler" "${flags[@]}" "${own[@]}" -c "$source.cpp" -o "$object"
+  objects+=("$object")
+done
+"$compiler" "${objects[@]}" -pthread -o "$build/kernels"
+$emulator "$build/kernels"
