@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,7 @@ def run(
     seed: int = 0,
     ends: Callable[[int], bool] | Sequence[Callable[[int], bool]] = lambda _: False,
     each_round: Callable[[Context, Sequence[Text], Round], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Text]:
     """Generate from ``prompts`` as one ragged batch through the real loop; ``ends`` is one for all, or one each."""
     counts = [new_tokens] * len(prompts) if isinstance(new_tokens, int) else list(new_tokens)
@@ -127,7 +129,7 @@ def run(
     ]
     context = Context(runtime, runtime.new_cache(len(texts), max(limits)))
     made = drafters.create(drafter, runtime.config, options or {})
-    for round_ in decode(context, texts, made):
+    for round_ in decode(context, texts, made, clock):
         if each_round:
             each_round(context, texts, round_)
     return texts

@@ -6,6 +6,7 @@ many texts run together, their lengths and ends, γ, the temperature, and what s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -119,6 +120,39 @@ class Told(Suffix):
         super().begin(text)
 
 
+class Taught:
+    """An engine whose controller knows all kinds of draft, thinks something of each, and takes them for cheap."""
+
+    def __init__(self, seed):
+        self.random = np.random.default_rng(seed)
+
+    def kept(self, key, make):
+        made = make()
+        for record in made.records:
+            good = self.random.uniform(0.5, 1.0)
+            record.judged(True)
+            record.step.learn(100.0 * self.random.uniform(0.0, 0.2), 100.0)
+            for cell in [("depth", i) for i in range(8)] + [("chance", i) for i in range(5)]:
+                for is_right in [True, *(self.random.random(12) < good), True]:
+                    record.counts.learn(cell, bool(is_right))
+        made.probes.balance = 100.0
+        return made
+
+
+class Erratic:
+    """A clock whose steps have nothing to do with the work, so that whoever decides by it decides anything."""
+
+    def __init__(self, seed, costs):
+        self.random, self.now = np.random.default_rng(seed), 0.0
+        costs.__init__()
+        for rows in [1, 4, 8, 16] * 20:
+            costs.observe(rows, 1.0 + 0.05 * rows)
+
+    def __call__(self):
+        self.now += self.random.exponential()
+        return self.now
+
+
 # a name, the drafter, and its options but γ; a drafter that must know plain decoding's texts gets them
 EARLY_EXITS = {f"early_exit {k}": ("early_exit", {"exit_layer": k}) for k in range(1, 5)}
 CHAINS = {
@@ -144,7 +178,16 @@ TREES = {
     "bush 1": (Bush, {"exit_layer": 1}),
     "bush 3": (Bush, {"exit_layer": 3}),
 }
-DRAFTERS = CHAINS | TREES
+EXITS = ("early_exit:exit_layer=2", "early_exit:exit_layer=4")
+CONTROLLERS = {
+    "auto": ("auto", {"candidates": ("ngram:adaptive=off", *EXITS)}),
+    "auto combs": (
+        "auto",
+        {"candidates": ("suffix:adaptive=off:siblings=2", "early_exit:exit_layer=4:siblings=1")},
+    ),
+    "auto drawing": ("auto", {"candidates": EXITS, "repeatable": False, "confidence": 0.03}),
+}
+DRAFTERS = CHAINS | TREES | CONTROLLERS
 HYBRID = ("early_exit 2", "early_exit stop", "layer_skip", "ngram", "right", "wrong", "mixed")  # chains
 LIGHTER = {  # drafters of runtimes that can run the same model in fewer bits
     "quantized": ("quantized", {}),
@@ -152,12 +195,16 @@ LIGHTER = {  # drafters of runtimes that can run the same model in fewer bits
 }
 LOOK_UPS = {"ngram", "suffix", "scripted", Bush, Told}
 # unless greedy or coupled
-SAMPLED = {name for name, (kind, _) in (DRAFTERS | LIGHTER).items() if kind not in LOOK_UPS}
+SAMPLED = {"auto drawing"} | {
+    name for name, (kind, _) in (CHAINS | TREES | LIGHTER).items() if kind not in LOOK_UPS
+}
 
 
-def drafter(name, target, texts, gamma):
+def drafter(name, target, texts, gamma, seed=0):
     """What `run` takes: a drafter or its class, and its options."""
     kind, options = (DRAFTERS | LIGHTER)[name]
+    if name in CONTROLLERS:
+        return create(_class(kind), target.config, {**options, "gamma": gamma}, Taught(seed)), None
     if kind in (Bush, Told):
         return kind(target.config, texts, gamma=gamma, **options), None
     options = {**options, "gamma": gamma}
@@ -314,7 +361,7 @@ def check(runtime_name, drafter_name, cell) -> tuple[list[int], int]:
         if (check_round := RUNTIMES[runtime_name].after_round) is not None:
             check_round(context, all_texts, round_)
 
-    kind, options = drafter(drafter_name, runtime(runtime_name), texts, cell.gamma)
+    kind, options = drafter(drafter_name, runtime(runtime_name), texts, cell.gamma, cell.seed)
     done = run(
         runtime(runtime_name),
         prompts,
@@ -325,6 +372,7 @@ def check(runtime_name, drafter_name, cell) -> tuple[list[int], int]:
         seed=SEED,
         ends=[lambda token, stop=stop: token == stop for stop in stops],
         each_round=each_round,
+        clock=Erratic(cell.seed, runtime(runtime_name).costs) if drafter_name in CONTROLLERS else time.perf_counter,
     )
     for prompt, text, count, stop, got in zip(prompts, texts, counts, stops, done, strict=True):
         want = text[len(prompt) : len(prompt) + count]

@@ -62,6 +62,31 @@ def test_drift_is_followed():
     assert costs.v(5) == pytest.approx(3.0, rel=0.05)
 
 
+@pytest.mark.parametrize("factor", [3.0, 0.3])
+def test_a_machine_that_changes_is_followed_at_once_and_changes_no_v(factor):
+    """Guards decisions just after another program starts or ends: a few passes without drafts tell."""
+    costs = learned(lambda rows: 1 + 0.3 * (rows - 1))
+    for _ in range(10):
+        costs.observe(1, 0.01 * factor, has_drafts=False)
+    assert costs.a_pass == pytest.approx(0.01 * factor, rel=0.2)
+    assert costs.v(5) == pytest.approx(2.2, rel=0.25)
+
+
+def test_partial_passes_teach_what_rows_cost():
+    """Guards texts that are always drafted by an early exit, whose verifications are no whole passes."""
+    costs = PassCosts()
+    costs.observe(1, 0.01)
+    for rows in [2, 3, 5, 8] * 20:
+        costs.observe_parts([(1, 0.4), (rows, 0.6)], 0.01 * (0.4 + 0.6 * (1 + 0.3 * (rows - 1))))
+    assert costs.v(5) == pytest.approx(2.2, rel=0.05)
+
+
+def test_what_was_never_seen_beyond_eight_rows_is_not_feared():
+    """Guards large batches: a guess that forbids such passes would never be put right."""
+    costs = learned(lambda rows: 1 + 0.1 * (rows - 1))
+    assert costs.v(16) == pytest.approx(2.5, rel=0.05)
+
+
 def test_cheaper_passes_of_more_rows_are_noise():
     """Guards v >= 1: a row never costs less than nothing."""
     costs = learned(lambda rows: 1 - 0.05 * (rows - 1))

@@ -7,9 +7,10 @@ token, row i the i-th draft token. Its position is n - 1 plus its depth: in a ch
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -48,7 +49,9 @@ class Text:
     token, in order, and says whether the text is complete with it (end-of-text token or stop string).
     The first ``cached`` tokens have their keys and values in the slot already. What ``tokens`` holds when a
     `Text` is made is its prompt; ``prediction`` are tokens that the user expects in the answer. A text ends with
-    a ``finish_reason``, or with the ``error`` that ended it.
+    a ``finish_reason``, or with the ``error`` that ended it. Where ``samples_drafts`` is off, drafters take the
+    likeliest token instead of drawing one; ``explanation`` is what the drafter leaves behind to say how it decided,
+    JSON-ready.
     """
 
     index: int
@@ -62,6 +65,8 @@ class Text:
     prediction: Sequence[int] = ()
     finish_reason: FinishReason | None = None
     error: Exception | None = None
+    samples_drafts: bool = True
+    explanation: dict[str, Any] | None = None
     prompt_length: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +104,8 @@ class Text:
 
         Realised with the target's noise where sampling is coupled, so that draft and target often agree.
         """
-        return self._law(logits, draft, self.sampling.for_drafts)
+        sampling = self.sampling.for_drafts
+        return self._law(logits, draft, sampling if self.samples_drafts else sampling.likeliest)
 
     def _law(self, logits: Array, draft: Sequence[int], sampling: Sampling) -> Distribution:
         law = distribution(logits, sampling, prefix := self.prefix(draft))
@@ -126,7 +132,7 @@ class Context:
     """What a drafter and the loop see of the model: rows to run, and texts to move forward.
 
     ``row_layers`` counts what the rows of each slot have cost so far. A prompt runs in passes of at most
-    ``prefill_rows`` rows.
+    ``prefill_rows`` rows. ``clock`` is that of the loop, for drafters that must know what a part of a round takes.
 
     Between two passes this is plain Python where it can be: the weights have swept the caches, and a cold NumPy
     call costs 10 to 100 µs.
@@ -135,6 +141,7 @@ class Context:
     def __init__(self, runtime: Runtime, cache: Cache, prefill_rows: int = PREFILL_ROWS) -> None:
         self.runtime = runtime
         self.cache = cache
+        self.clock: Callable[[], float] = time.perf_counter
         self._prefill_rows = prefill_rows
         self.full = LayerPlan.full(runtime.config.num_layers)
         self.row_layers = [0.0] * cache.slots

@@ -59,7 +59,7 @@ class Loop:
         self, context: Context, clock: Callable[[], float] = time.perf_counter, origin: float | None = None
     ) -> None:
         self._context = context
-        self._clock = clock
+        self._clock = context.clock = clock
         self._origin = clock() if origin is None else origin
         self._drafters: dict[Text, Drafter] = {}
         self._index = 0
@@ -95,7 +95,8 @@ class Loop:
     def turn(self) -> Round:
         """One round of all texts in flight: draft, verify, commit."""
         context, started, before = self._context, self._now(), self._context.row_layers.copy()
-        drafts = self._propose()
+        groups = self._groups()
+        drafts = self._propose(groups)
         drafted_at, drafted = self._now(), context.row_layers.copy()
         commits: list[Commit] = []
         scored = context.score(list(drafts), list(drafts.values())) if drafts else []
@@ -111,26 +112,35 @@ class Loop:
                 draft_cost, verify_cost = costs[text.slot]
                 commits.append(replace(commit, draft_row_layers=draft_cost, verify_row_layers=verify_cost))
                 self._drafters[text].observe(text, commits[-1])
-        for text in self.texts:
-            if text.is_ended:
-                self._leave(text)
         self._index += 1
         draft_sum, verify_sum = (sum(parts) for parts in zip(*costs, strict=True))
         ended = self._now()
         if drafts and all(draft.hidden is None for draft in drafts.values()):  # else the pass was not a whole one
-            context.runtime.costs.observe(sum(len(draft) + 1 for draft in drafts.values()), ended - drafted_at)
-        return Round(self._index, tuple(commits), started, drafted_at, ended, draft_sum, verify_sum)
+            rows = sum(len(draft) + 1 for draft in drafts.values())
+            context.runtime.costs.observe(rows, ended - drafted_at, has_drafts=rows > len(drafts))
+        round_ = Round(self._index, tuple(commits), started, drafted_at, ended, draft_sum, verify_sum)
+        for drafter, texts in groups.items():
+            with _errors_of(texts):
+                drafter.timed(texts, round_)
+        for text in self.texts:
+            if text.is_ended:
+                self._leave(text)
+        return round_
 
     def close(self) -> None:
         """Let go of the texts that have not ended."""
         for text in self.texts:
             self._leave(text)
 
-    def _propose(self) -> dict[Text, Draft]:
-        """A draft for every text, in the order in which they joined."""
+    def _groups(self) -> dict[Drafter, list[Text]]:
+        """The texts of each drafter."""
         groups: dict[Drafter, list[Text]] = {}
         for text, drafter in self._drafters.items():
             groups.setdefault(drafter, []).append(text)
+        return groups
+
+    def _propose(self, groups: dict[Drafter, list[Text]]) -> dict[Text, Draft]:
+        """A draft for every text, in the order in which they joined."""
         drafts: dict[Text, Draft] = {}
         for drafter, texts in groups.items():
             gammas = [max(0, min(drafter.options.gamma, text.room())) for text in texts]

@@ -96,6 +96,7 @@ class Generation:
             buffers=draft_buffers(engine.config, drafter, self._sampling, engine.runtime.value_bytes),
             draft_weight_bytes=extra.weights,
             draft_kv_bytes=extra.kv,
+            explanation=text.explanation,
         )
 
 

@@ -201,9 +201,10 @@ class Completion:
     """A finished generation and how it came about.
 
     ``kv_bytes`` is what its slot of the cache holds, ``state_bytes`` the part of it that recurrent layers hold, and
-    ``rollback_bytes`` what of that serves only to go back to before a rejected draft.
-    ``draft_weight_bytes`` and ``draft_kv_bytes`` are what the
-    drafter brought (`selfspec.drafters.base.Extra`).
+    ``rollback_bytes`` what of that serves only to go back to before a rejected draft. ``draft_weight_bytes`` and
+    ``draft_kv_bytes`` are what the drafter brought (`selfspec.drafters.base.Extra`). ``explanation`` is what the
+    drafter says of its decisions: of `auto`, what it knew of each candidate, how often it chose it, and whether
+    speculation was off; None for drafters that decide nothing.
     """
 
     text: str
@@ -225,6 +226,7 @@ class Completion:
     buffers: Mapping[str, int] = field(default_factory=dict)
     draft_weight_bytes: int = 0
     draft_kv_bytes: int = 0
+    explanation: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; speeds are new tokens per second of wall time."""
@@ -276,12 +278,13 @@ def draft_buffers(config: ModelConfig, drafter: Drafter, sampling: Sampling, hid
     float64 per token. A chain has γ tokens, a comb γ·(1 + siblings).
     """
     most = drafter.options.most_tokens
-    gamma, plan = drafter.options.gamma, drafter.plan
-    sampled = drafter.samples and not (sampling.is_greedy or sampling.coupled)
+    gamma, plans = drafter.options.gamma, [part.plan for part in drafter.parts]
+    keeps = any(plan is not None and plan.shared_prefix for plan in plans)
+    sampled = drafter.samples and drafter.draws and not (sampling.is_greedy or sampling.coupled)
     logits_bytes = max(4, hidden_bytes)
     tokens = "gamma" if most == gamma else "gamma * (1 + siblings)"
     return {
-        "hidden = gamma * d": gamma * config.hidden_size * hidden_bytes if plan and plan.shared_prefix else 0,
+        "hidden = gamma * d": gamma * config.hidden_size * hidden_bytes if keeps else 0,
         f"laws = {tokens} * V": most * config.vocab_size * 8 if sampled else 0,
         f"logits = {tokens} * V": most * config.vocab_size * logits_bytes,
     }

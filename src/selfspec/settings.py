@@ -175,6 +175,11 @@ class Sampling:
         return replace(self, processors=()) if self.processors else self
 
     @cached_property
+    def likeliest(self) -> Sampling:
+        """What takes the likeliest token; that of coupled sampling depends on its noise, and stays."""
+        return self if self.is_greedy or self.coupled else replace(self, temperature=0.0)
+
+    @cached_property
     def arrays(self) -> Mapping[str, Integers]:
         """Token ids by field, for indexing; of the bad words those that are a single token."""
         ids: dict[str, Iterable[int]] = {

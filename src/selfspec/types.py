@@ -322,6 +322,8 @@ class Draft:
     ``laws`` None means that the tokens were chosen deterministically. Row 0 of a draft is the pending token,
     row i + 1 ``tokens[i]``. ``hidden`` [h, d] are states after ``layer`` layers of its first h rows:
     verification resumes there. ``predicted`` are the indices of tokens that come from the user's prediction.
+    ``chances[d]`` is how likely the chain's token at depth d is thought to hold if those before it do, known before
+    it was drawn; empty where the drafter does not say.
     """
 
     tokens: tuple[int, ...] = ()
@@ -330,6 +332,7 @@ class Draft:
     layer: int = 0
     parents: tuple[int, ...] | None = None
     predicted: tuple[int, ...] = ()
+    chances: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.laws is None or len(self.laws) == len(self.tokens)

@@ -314,3 +314,17 @@ def test_wrong_flags_for_the_template(refused, with_tools, flags, part):
     base, folder = with_tools
     (folder / "number.json").write_text("3")
     assert part in refused("generate", "hi", *base, *(flag.format(folder) for flag in flags))
+
+
+def test_explain_shows_what_was_decided(call, refused, tiny):
+    """Guards --explain: the table on stderr, in the document, and refused where nothing is decided."""
+    flags = ["generate", "abcabcabc", "--model", tiny, "--max-new-tokens", "24", "--draft", "auto"]
+    shown = call(*flags, "--explain").stderr
+    for word in ("plain", "suffix", "early_exit:exit_layer=2", "α by position", "speculation "):
+        assert word in shown
+    found = json.loads(call(*flags, "--explain", "--json").stdout)["explanation"]
+    assert [choice["drafter"] for choice in found["choices"]][:2] == ["plain", "suffix"]
+    assert sum(choice["rounds"] for choice in found["choices"]) == found["rounds"]
+    for other in ([], ["--draft", "ngram"]):
+        assert "add --draft auto" in refused(*flags[:-2], *other, "--explain")
+    assert "explanation" not in json.loads(call(*flags, "--json").stdout)

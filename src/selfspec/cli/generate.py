@@ -9,7 +9,7 @@ import click
 
 from selfspec.cli.flags import ModelCommand, unwrapped, wrapping
 from selfspec.cli.opening import open_engine
-from selfspec.cli.output import Painter, emit_json, examples, has_colours, note, summary
+from selfspec.cli.output import Painter, emit_json, examples, explanation, has_colours, note, summary
 from selfspec.cli.reading import read_prompt
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ _EXAMPLES = examples(
     'selfspec generate "Name three primary colours."',
     'selfspec generate "Name three primary colours." --draft early_exit --exit-layer 26 --gamma 2',
     'selfspec generate "Count to ten." --temperature 0.8 --seed 1 --show-drafts',
+    'selfspec generate "Copy this list twice: red, green, blue." --draft auto --explain',
     'echo "Name three primary colours." | selfspec generate - --json',
 )
 
@@ -31,8 +32,16 @@ _EXAMPLES = examples(
 @click.option("--prompt-file", metavar="FILE", help="Read the prompt from a file (UTF-8).")
 @wrapping
 @click.option("--show-drafts", is_flag=True, help="Mark the tokens that were drafted and accepted.")
+@click.option("--explain", is_flag=True, help="Show what the controller (auto) decided, and from which numbers.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the text.")
-def command(prompt: str | None, prompt_file: str | None, as_json: bool, show_drafts: bool, **options: Any) -> None:
+def command(
+    prompt: str | None,
+    prompt_file: str | None,
+    as_json: bool,
+    show_drafts: bool,
+    explain: bool,
+    **options: Any,
+) -> None:
     """Answer PROMPT; `-` reads it from stdin. A final newline of a file or of stdin is not part of it.
 
     The text goes to stdout as it is written, one summary line to stderr: speed, α (accepted ÷ drafted
@@ -40,13 +49,17 @@ def command(prompt: str | None, prompt_file: str | None, as_json: bool, show_dra
     """
     if as_json and show_drafts:
         raise click.UsageError("--show-drafts marks the text, and --json prints none; give one of them")
+    if explain and options["draft"] != "auto":
+        raise click.UsageError("--explain shows what auto decided, and another drafter drafts; add --draft auto")
     text = read_prompt(prompt, prompt_file)
     stream = open_engine(unwrapped(options)).stream(text)
     if not as_json:
         _write(stream, Painter(has_colours(sys.stdout)) if show_drafts else None)
     completion = stream.completion
     if as_json:
-        emit_json(completion.to_dict())
+        emit_json(completion.to_dict() | ({"explanation": completion.explanation} if explain else {}))
+    elif explain and completion.explanation:
+        note(explanation(completion.explanation))
     note(summary(completion))
 
 

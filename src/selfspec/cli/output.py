@@ -142,6 +142,28 @@ def summary(completion: Completion) -> str:
     return " · ".join(parts)
 
 
+def explanation(found: Mapping[str, Any]) -> str:
+    """The table from which `auto` decided, and what became of speculation."""
+    rows = [["drafter", "rounds", "probes", "c", "γ", "expected tok/s", "measured", "α by position", "accepted"]]
+    for choice in found["choices"]:
+        alphas = " ".join(f"{alpha:.2f}" for alpha in choice.get("alphas", [])[:4])
+        accepted, drafted = sum(choice["accepted_per_position"]), sum(choice["drafted_per_position"])
+        rows.append(
+            [
+                choice["drafter"],
+                str(choice["rounds"]),
+                str(choice["probes"]),
+                f"{choice['c']:.2f}" if "c" in choice else "-",
+                str(choice.get("gamma") or "-"),
+                f"{speed:.1f}" if (speed := choice.get("expected_tokens_per_second")) else "-",
+                f"{speed:.1f}" if (speed := choice["measured_tokens_per_second"]) is not None else "-",
+                alphas or "-",
+                f"{accepted}/{drafted}",
+            ]
+        )
+    return f"{table(rows)}\n{found['verdict']}"
+
+
 class Painter:
     """Shows who wrote each token: accepted drafts are green, or in ⟦ ⟧ where there are no colours.
 

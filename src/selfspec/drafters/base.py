@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from selfspec.context import Context, Text
     from selfspec.model import Tokenizer
     from selfspec.model.config import ModelConfig
-    from selfspec.rounds import Commit
+    from selfspec.rounds import Commit, Round
     from selfspec.runtime.base import Runtime
     from selfspec.types import Draft, LayerPlan
 
@@ -105,15 +105,17 @@ class Drafter(ABC):
     """Guesses the next tokens of every text in flight.
 
     The engine calls ``bind`` before any text. The loop calls ``begin`` once per text after its prefill, then
-    ``propose`` and ``observe`` in turn, then ``end``. ``name`` is that of its entry point, ``Options`` the frozen
-    dataclass of its options, ``summary`` its line in ``selfspec drafters``; ``samples`` says whether its drafts
-    bring the laws that they were drawn from, which take memory.
+    ``propose``, ``observe`` and ``timed`` in turn, then ``end``. ``name`` is that of its entry point, ``Options``
+    the frozen dataclass of its options, ``summary`` its line in ``selfspec drafters``; ``samples`` says whether its
+    drafts bring the laws that they were drawn from, which take memory. ``is_free`` says that a draft costs next to
+    nothing beside a pass and is deterministic: it may be asked for one in every round.
     """
 
     Options: ClassVar[type[DraftOptions]] = DraftOptions
     name: ClassVar[str]
     summary: ClassVar[str]
-    samples: ClassVar[bool] = False
+    samples: bool = False
+    is_free: ClassVar[bool] = False
 
     def __init__(self, options: DraftOptions, config: ModelConfig) -> None:
         self.options = options
@@ -144,6 +146,21 @@ class Drafter(ABC):
         """Whether it drafts from `Text.prediction`; a drafter of drafters does if one of them does."""
         return False
 
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        """The drafters that it consists of: itself, unless it asks others."""
+        return (self,)
+
+    @property
+    def draws(self) -> bool:
+        """Whether drafts of sampled texts may be sampled too."""
+        return True
+
+    @classmethod
+    def variants(cls, config: ModelConfig, options: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: ARG003
+        """Options under which `auto` tries it, on top of those given; none where it cannot run this model."""
+        return [options]
+
     def bind(self, host: Host) -> None:  # noqa: B027 (many have nothing to do)
         """Take from the engine what is needed; may be called again with the same one.
 
@@ -159,6 +176,9 @@ class Drafter(ABC):
 
     def observe(self, text: Text, commit: Commit) -> None:  # noqa: B027 (many have nothing to do)
         """Learn what became of the draft; ``text`` has moved forward already."""
+
+    def timed(self, texts: Sequence[Text], round_: Round) -> None:  # noqa: B027 (many have nothing to do)
+        """Learn what a round took in which it drafted for ``texts``; those that ended have not left yet."""
 
     def end(self, text: Text) -> None:  # noqa: B027 (many have nothing to do)
         """A text leaves; free what is kept for it."""

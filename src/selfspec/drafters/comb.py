@@ -50,25 +50,37 @@ class Comb:
         self._parents: list[int] = []
         self._laws: list[Distribution] = []
         self._leaf_laws: list[Distribution] = []
+        self._chances: list[float] = []
 
     @property
     def width(self) -> int:
         """How many leaves may stand beside the next token."""
         return min(self._siblings, self._left)
 
-    def add(self, token: int, leaves: Sequence[int] = (), laws: Sequence[Distribution] = ()) -> None:
-        """The next token of the chain, and its siblings; ``laws`` are those that it and they were drawn from."""
+    def add(
+        self,
+        token: int,
+        leaves: Sequence[int] = (),
+        laws: Sequence[Distribution] = (),
+        chance: float | None = None,
+    ) -> None:
+        """The next token of the chain, and its siblings; ``laws`` are those that it and they were drawn from.
+
+        ``chance`` is how likely it is thought to hold: said of every token or of none.
+        """
         self._left -= len(leaves)
         self._parents += [len(self.tokens) - 1] * len(leaves)
         self._leaves += leaves
         self.tokens.append(token)
         self._laws += laws[:1]
         self._leaf_laws += laws[1:]
+        if chance is not None:
+            self._chances.append(chance)
 
     def draft(self, hidden: Array | None = None, layer: int = 0) -> Draft:
         """The whole; ``hidden`` are states of the pending token and the chain after ``layer`` layers."""
-        laws = (*self._laws, *self._leaf_laws) or None
+        laws, chances = (*self._laws, *self._leaf_laws) or None, tuple(self._chances)
         if not self._leaves:
-            return Draft(tuple(self.tokens), laws, hidden, layer)
+            return Draft(tuple(self.tokens), laws, hidden, layer, chances=chances)
         parents = (*range(-1, len(self.tokens) - 1), *self._parents)
-        return Draft((*self.tokens, *self._leaves), laws, hidden, layer, parents)
+        return Draft((*self.tokens, *self._leaves), laws, hidden, layer, parents, chances=chances)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from selfspec.drafters.base import option
 from selfspec.drafters.comb import CombOptions
@@ -41,6 +41,14 @@ class EarlyExit(SelfDraft):
         if layer is None:
             layer = max(1, config.num_layers * 7 // 8)
         self._plan = LayerPlan.exit_at(config.num_layers, layer)
+
+    @classmethod
+    def variants(cls, config: ModelConfig, options: dict[str, Any]) -> list[dict[str, Any]]:
+        """An exit after an eighth, a quarter and half of the layers; later ones cannot pay, however right."""
+        if options.get("exit_layer") is not None:
+            return [options]
+        layers = sorted({max(1, config.num_layers // part) for part in (8, 4, 2)} - {config.num_layers})
+        return [{**options, "exit_layer": layer} for layer in layers]
 
     @property
     def plan(self) -> LayerPlan:

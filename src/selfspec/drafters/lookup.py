@@ -95,12 +95,12 @@ class _Plan:
         self._gain *= confidence
         return self._gain
 
-    def add(self, guess: Guess, others: Sequence[int]) -> None:
-        """Draft a token and its siblings."""
+    def add(self, guess: Guess, others: Sequence[int], confidence: float) -> None:
+        """Draft a token of this ``confidence`` and its siblings."""
         if guess.is_predicted:
             self._predicted.append(len(self.comb.tokens))
         self.expected += self._gain
-        self.comb.add(guess.token, others)
+        self.comb.add(guess.token, others, chance=confidence)
 
     def draft(self) -> Draft:
         """The whole."""
@@ -115,6 +115,8 @@ class LookUp(Drafter):
     gain, the product of the confidences so far, is well above the price of a row on this runtime
     (`PassCosts.price`). Of several chains the one is drafted that is expected to add most.
     """
+
+    is_free = True
 
     def __init__(self, options: LookUpOptions, config: ModelConfig) -> None:
         super().__init__(options, config)
@@ -169,7 +171,7 @@ class LookUp(Drafter):
             gain = plan.gain(confidence)
             if confidence < self._look.confidence or gain < MARGIN * price(rows) * (1 + len(others)):
                 break
-            plan.add(guess, others)
+            plan.add(guess, others, confidence)
             rows += 1 + len(others)
             if len(comb.tokens) == gamma or guess.token in self.config.eos_token_ids:
                 break

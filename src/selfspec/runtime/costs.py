@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PRIOR = 0.15
 """Share of a one-row pass that another row is taken to cost before anything is known."""
@@ -11,35 +14,68 @@ BEND = 8
 MEMORY = 0.98
 """Weight of a pass among those since: costs drift with the length of the context and the load of the machine."""
 _TRUST = 1.0  # how many passes the prior counts for, times the square of the rows that they are apart
+PACE = 0.75
+"""Weight of what passes without drafts took before in what they take now."""
+JUMP = 1.3
+"""How many times what was expected they take, or the reverse, when the machine has changed."""
 _SPIKE = 2.0  # a pass that took longer than this many times what was expected was disturbed
 
 
 class PassCosts:
     """The time of a pass as a line over its rows, with a bend: a + b (T - 1) + c max(0, T - 8).
 
-    A least-squares fit over all passes seen, older ones counting less, that leans towards b = c = 0.15 a. What
+    A least-squares fit over all passes seen, older ones counting less, that leans towards b = 0.15 a and
+    c = 0: a bend that is only feared would keep such passes from ever being run, and so from being known. What
     is asked of it is relative, so it does not matter which part of a round the seconds are of, as long as it is
     always the same. Generations that run at once may share it: a lost observation does no harm.
+
+    Where passes without drafts suddenly take another time, the machine has changed: all that was seen is scaled to
+    what they take now, and v stays what it was.
     """
 
     def __init__(self) -> None:
-        self._line = (1.0, PRIOR, PRIOR)
+        self._pace = 1.0  # of the last passes without drafts, to what the line says
+        self._line = (1.0, PRIOR, 0.0)
         # sums over the passes, with x = T - 1 and z = max(0, T - 8): of 1, x, z, xx, xz, zz, y, xy, zy
         self._sums = [0.0] * 9
 
-    def observe(self, rows: int, seconds: float) -> None:
+    @property
+    def a_pass(self) -> float:
+        """What a pass of one row takes at present, in seconds; 0 before any was seen."""
+        return self._line[0] if self._sums[0] else 0.0
+
+    def observe(self, rows: int, seconds: float, has_drafts: bool = True) -> None:
         """Learn from a pass of ``rows`` rows over all layers that took ``seconds``, with what belongs to it."""
         if seconds <= 0.0:
             return
-        if self._sums[0]:
-            seconds = min(seconds, _SPIKE * self._line[0] * self.v(rows))
-        x, z = rows - 1.0, float(max(0, rows - BEND))
-        seen = (1.0, x, z, x * x, x * z, z * z, seconds, x * seconds, z * seconds)
+        if self.a_pass and not has_drafts:
+            ratio = seconds / (self.a_pass * self.v(rows))
+            self._pace *= (min(max(ratio, 1.0 / _SPIKE), _SPIKE) / self._pace) ** (1.0 - PACE)
+            if not 1.0 / JUMP < self._pace < JUMP:
+                self.scale(self._pace)
+        self.observe_parts([(rows, 1.0)], seconds)
+
+    def scale(self, ratio: float) -> None:
+        """Passes take so many times what they took."""
+        self._sums[6:] = [ratio * old for old in self._sums[6:]]
+        self._line = (ratio * self._line[0], ratio * self._line[1], ratio * self._line[2])
+        self._pace = 1.0
+
+    def observe_parts(self, parts: Sequence[tuple[int, float]], seconds: float) -> None:
+        """Learn from a pass of parts that ran other rows each: (rows, share of the time of a pass of one row)."""
+        if seconds <= 0.0:
+            return
+        if self.a_pass:
+            seconds = min(seconds, _SPIKE * self.a_pass * sum(share * self.v(rows) for rows, share in parts))
+        one = sum(share for _, share in parts)
+        x = sum(share * (rows - 1.0) for rows, share in parts)
+        z = sum(share * max(0, rows - BEND) for rows, share in parts)
+        seen = (one * one, one * x, one * z, x * x, x * z, z * z, one * seconds, x * seconds, z * seconds)
         self._sums = [MEMORY * old + new for old, new in zip(self._sums, seen, strict=True)]
         n, sx, sz, xx, xz, zz, y, xy, zy = self._sums
-        # normal equations; the leaning adds the squares of b - PRIOR a and c - PRIOR a
+        # normal equations; the leaning adds the squares of b - PRIOR a and of c
         lean = _TRUST * PRIOR
-        n, sx, sz, xx, zz = n + 2 * lean * PRIOR, sx - lean, sz - lean, xx + _TRUST, zz + _TRUST
+        n, sx, xx, zz = n + lean * PRIOR, sx - lean, xx + _TRUST, zz + _TRUST
         a, b, c = _solved((n, sx, sz), (sx, xx, xz), (sz, xz, zz), (y, xy, zy))
         self._line = (max(a, 1e-9), max(b, 0.0), max(c, 0.0))
 
