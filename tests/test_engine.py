@@ -291,7 +291,7 @@ def test_numbers_of_numpy_are_reported_as_json(engine):
         ({"draft": "early_exit", "confidence": 1.5}, "confidence is 1.5"),
         ({"draft": "ngram", "min_ngram": 6}, "min_ngram is 6"),
         ({"draft": "ngram", "exit_layer": 2}, "has no option exit_layer"),
-        ({"draft": "magic"}, "must be one of .*early_exit, .*plain, scripted"),
+        ({"draft": "magic"}, "must be one of .*early_exit, .*plain, .*suffix"),
         ({"draft": "scripted"}, "script="),
         ({"max_tokens": 5}, "every generation has .*max_new_tokens"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),

@@ -73,8 +73,30 @@ def test_the_parts_of_an_answer_have_ratios_of_their_own():
 
 def test_counts_are_sums_over_all_answers():
     """Guards α, τ with and without the bonus, waste and row-layers: over tokens, not means of means."""
-    one = Stats(1, 7, 3, 6, 3, 12.0, 30.0, 5.0, drafted_per_position=[3, 3], accepted_per_position=[2, 1])
-    two = Stats(1, 4, 1, 3, 2, 6.0, 12.0, 5.0, drafted_per_position=[1, 1, 1], accepted_per_position=[1, 1])
+    one = Stats(
+        1,
+        7,
+        3,
+        6,
+        3,
+        draft_row_layers=12.0,
+        verify_row_layers=30.0,
+        prefill_row_layers=5.0,
+        drafted_per_position=[3, 3],
+        accepted_per_position=[2, 1],
+    )
+    two = Stats(
+        1,
+        4,
+        1,
+        3,
+        2,
+        draft_row_layers=6.0,
+        verify_row_layers=12.0,
+        prefill_row_layers=5.0,
+        drafted_per_position=[1, 1, 1],
+        accepted_per_position=[1, 1],
+    )
     found = report(
         match("qa", plain=run(range(7), 1.0), draft=run(range(7), 1.0, one)),
         match("qa", plain=run(range(4), 1.0), draft=run(range(4), 1.0, two)),
