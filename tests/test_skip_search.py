@@ -177,7 +177,7 @@ def test_clasp_searches_again_after_its_interval_and_for_each_text():
 def test_the_knapsack_drafts_where_it_pays_and_changes_nothing(coupled, monkeypatch):
     """Guards the objective in the loop: with idle sub-layers it drafts; v(T) is the prior's, not this machine's."""
     runtime = tiny_runtime(num_layers=8, idle=["attention 2", "mlp 3", "mlp 5", "mlp 6"])
-    monkeypatch.setattr(runtime.costs, "observe", lambda *_: None)
+    monkeypatch.setattr(runtime.costs, "observe", lambda *_, **__: None)
     sampling = Sampling(0.9 if coupled else 0.0, coupled=coupled)
     prompts, accepted = [PROMPT, [9, 2]], []
     want = run(runtime, prompts, new_tokens=14, sampling=sampling)
