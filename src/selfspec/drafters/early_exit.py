@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec.drafters.base import option
 from selfspec.drafters.comb import CombOptions
-from selfspec.drafters.self_draft import SelfDraft
+from selfspec.drafters.self_draft import FixedSelfDraft
 from selfspec.errors import OptionError
 from selfspec.types import LayerPlan
 
 if TYPE_CHECKING:
-    from selfspec.context import Text
     from selfspec.model.config import ModelConfig
 
 
@@ -26,7 +25,7 @@ class EarlyExitOptions(CombOptions):
     )
 
 
-class EarlyExit(SelfDraft):
+class EarlyExit(FixedSelfDraft):
     """Drafts with layers [0, k): all that the draft ran is what the target would compute."""
 
     Options = EarlyExitOptions
@@ -34,13 +33,12 @@ class EarlyExit(SelfDraft):
     summary = "the same model, leaving at layer k, with its own head; no extra weights or KV"
 
     def __init__(self, options: EarlyExitOptions, config: ModelConfig) -> None:
-        super().__init__(options, config)
         layer = options.exit_layer
         if config.num_layers < 2:
             raise OptionError("this model has one layer; an early exit needs at least two")
         if layer is None:
             layer = max(1, config.num_layers * 7 // 8)
-        self._plan = LayerPlan.exit_at(config.num_layers, layer)
+        super().__init__(options, config, LayerPlan.exit_at(config.num_layers, layer))
 
     @classmethod
     def variants(cls, config: ModelConfig, options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -49,12 +47,3 @@ class EarlyExit(SelfDraft):
             return [options]
         layers = sorted({max(1, config.num_layers // part) for part in (8, 4, 2)} - {config.num_layers})
         return [{**options, "exit_layer": layer} for layer in layers]
-
-    @property
-    def plan(self) -> LayerPlan:
-        """The layers of one draft step."""
-        return self._plan
-
-    def plan_of(self, text: Text) -> LayerPlan:  # noqa: ARG002 (one for all)
-        """The same for every text."""
-        return self._plan

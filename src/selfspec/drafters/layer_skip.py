@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from selfspec.drafters.base import option
 from selfspec.drafters.comb import CombOptions
-from selfspec.drafters.self_draft import SelfDraft
+from selfspec.drafters.self_draft import FixedSelfDraft
 from selfspec.errors import OptionError
 from selfspec.types import LayerPlan
 
 if TYPE_CHECKING:
-    from selfspec.context import Text
     from selfspec.model.config import ModelConfig
 
 FORM = "such as '12-17' (whole layers) or 'attention 7,20 mlp 3'"
@@ -35,7 +34,7 @@ class LayerSkipOptions(CombOptions):
             _parsed(self.skip)
 
 
-class LayerSkip(SelfDraft):
+class LayerSkip(FixedSelfDraft):
     """Drafts with a fixed skip set; verification resumes below the first layer that it touches."""
 
     Options = LayerSkipOptions
@@ -43,23 +42,14 @@ class LayerSkip(SelfDraft):
     summary = "the same model without chosen attention and MLP sub-layers; no extra weights or KV"
 
     def __init__(self, options: LayerSkipOptions, config: ModelConfig) -> None:
-        super().__init__(options, config)
         layers = config.num_layers
         if layers < 2:
             raise OptionError("this model has one layer; a layer skip needs at least two")
         if options.skip:
-            self._plan = plan_without(options.skip, layers)
+            plan = plan_without(options.skip, layers)
         else:
-            self._plan = LayerPlan.skipping(layers, attention=range(layers // 4 + 1, layers - layers // 4, 2))
-
-    @property
-    def plan(self) -> LayerPlan:
-        """The layers of one draft step."""
-        return self._plan
-
-    def plan_of(self, text: Text) -> LayerPlan:  # noqa: ARG002 (one for all)
-        """The same for every text."""
-        return self._plan
+            plan = LayerPlan.skipping(layers, attention=range(layers // 4 + 1, layers - layers // 4, 2))
+        super().__init__(options, config, plan)
 
 
 def plan_without(skip: str, num_layers: int) -> LayerPlan:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from selfspec.drafters.base import option
 from selfspec.drafters.comb import CombOptions
-from selfspec.drafters.self_draft import SelfDraft
+from selfspec.drafters.self_draft import FixedSelfDraft
 from selfspec.errors import OptionError
 from selfspec.types import LayerPlan
 
 if TYPE_CHECKING:
-    from selfspec.context import Text
     from selfspec.model.config import ModelConfig
 
 
@@ -24,7 +23,7 @@ class MoeOptions(CombOptions):
     experts: int | None = option(None, "Experts per token of the draft. Default: half of the model's.")
 
 
-class Moe(SelfDraft):
+class Moe(FixedSelfDraft):
     """Drafts with the router's best few experts, weighted as the family weights the chosen ones.
 
     Verification reads E (1 - (1 - K/E)^T) distinct experts for T rows that choose K of E each at random (MoESD,
@@ -36,7 +35,6 @@ class Moe(SelfDraft):
     summary = "the same mixture of experts with fewer experts per token; no extra weights or KV"
 
     def __init__(self, options: MoeOptions, config: ModelConfig) -> None:
-        super().__init__(options, config)
         mixtures = [facts.experts for facts in map(config.layer, range(config.num_layers)) if facts.experts]
         if not mixtures:
             raise OptionError("moe drafts with fewer experts per token; this model is no mixture of experts")
@@ -48,13 +46,4 @@ class Moe(SelfDraft):
                 if most > 1
                 else "each token of this model has one expert; moe cannot draft with fewer"
             )
-        self._plan = replace(LayerPlan.full(config.num_layers), experts=experts)
-
-    @property
-    def plan(self) -> LayerPlan:
-        """All layers, with fewer experts."""
-        return self._plan
-
-    def plan_of(self, text: Text) -> LayerPlan:  # noqa: ARG002 (one for all)
-        """The same for every text."""
-        return self._plan
+        super().__init__(options, config, replace(LayerPlan.full(config.num_layers), experts=experts))

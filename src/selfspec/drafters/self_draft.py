@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from selfspec.context import Context, Text
+    from selfspec.drafters.comb import CombOptions
+    from selfspec.model.config import ModelConfig
     from selfspec.types import LayerPlan
 
 
@@ -49,3 +51,20 @@ class SelfDraft(StepDrafter):
             return chain.comb.draft()
         states = namespace(chain.kept[0]).concat(chain.kept, axis=0)
         return chain.comb.draft(states, self.plan_of(chain.text).shared_prefix)
+
+
+class FixedSelfDraft(SelfDraft):
+    """A self-draft with one plan for all texts and rounds."""
+
+    def __init__(self, options: CombOptions, config: ModelConfig, plan: LayerPlan) -> None:
+        super().__init__(options, config)
+        self._plan = plan
+
+    @property
+    def plan(self) -> LayerPlan:
+        """The layers of one draft step."""
+        return self._plan
+
+    def plan_of(self, text: Text) -> LayerPlan:  # noqa: ARG002 (one for all)
+        """The same for every text."""
+        return self._plan
