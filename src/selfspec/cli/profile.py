@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from selfspec.cli.flags import ProfileCommand, asked_of
-from selfspec.cli.notebook import Notebook
+from selfspec.cli.notebook import Notebook, identity_of
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import check_target, emit_json, examples, note, progress
 from selfspec.cli.profile_page import page
@@ -61,7 +60,7 @@ def command(out: str | None, as_json: bool, **options: Any) -> None:
     notebook = Notebook(None if out is None else Path(out))
     engine = open_engine(opening)
     head = _head(engine, asked)
-    notebook.require(_identity(engine, asked, head))
+    notebook.require(identity_of(engine, asked, _FREE))
     profile = Profile(engine, questions_of(engine, prompts, asked), asked, notebook.units)
     try:
         _run(profile, notebook)
@@ -92,15 +91,6 @@ def _head(engine: Engine, options: ProfileOptions) -> dict[str, Any]:
         "machine": machine(),
         "options": asdict(options) | {"data": options.data or "built-in"},
     }
-
-
-def _identity(engine: Engine, options: ProfileOptions, head: dict[str, Any]) -> dict[str, Any]:
-    """What measurements must share to stand in one file."""
-    data = b"" if options.data is None else Path(options.data).read_bytes()
-    shaping = {name: value for name, value in asdict(options).items() if name not in (*_FREE, "data")}
-    same = ("selfspec", "model", "runtime", "runs_on", "precision", "machine")
-    own = {name: head[name] for name in same}
-    return {**own, "fingerprint": engine.fingerprint, "data": hashlib.sha256(data).hexdigest(), "options": shaping}
 
 
 def _run(profile: Profile, notebook: Notebook) -> None:

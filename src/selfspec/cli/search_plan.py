@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from selfspec.cli.flags import SearchCommand, asked_of
-from selfspec.cli.notebook import Notebook
+from selfspec.cli.notebook import Notebook, identity_of
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import check_target, emit_json, examples, note, progress, table
 
@@ -18,10 +17,9 @@ if TYPE_CHECKING:
     from selfspec.engine import Engine
     from selfspec.measure.plan_search import PlanSearch, Worth
     from selfspec.measure.profile import Question
-    from selfspec.measure.settings import SearchOptions
 
 # what a later run may ask otherwise and still go on with what was tried
-_FREE = ("trials", "finalists", "pairs", "data")
+_FREE = ("trials", "finalists", "pairs")
 
 _EXAMPLES = examples(
     "selfspec search-plan --data question.jsonl --limit 4 --out plan.json",
@@ -51,7 +49,7 @@ def command(out: str | None, as_json: bool, **options: Any) -> None:
         check_target(Path(out))
     notebook = Notebook(None if out is None else Path(out))
     engine = open_engine(opening)
-    identity = _identity(engine, asked)
+    identity = identity_of(engine, asked, _FREE)
     notebook.require(identity)
     questions = questions_of(engine, prompts, asked)
     search = PlanSearch(engine, questions, asked, notebook.units)
@@ -68,25 +66,6 @@ def command(out: str | None, as_json: bool, **options: Any) -> None:
         emit_json(document)
     else:
         click.echo(_page(document))
-
-
-def _identity(engine: Engine, options: SearchOptions) -> dict[str, Any]:
-    """What was tried belongs to this, and to nothing else."""
-    from selfspec._version import __version__
-    from selfspec.measure.report import machine
-
-    data = b"" if options.data is None else Path(options.data).read_bytes()
-    return {
-        "selfspec": __version__,
-        "model": engine.name,
-        "fingerprint": engine.fingerprint,
-        "layers": engine.config.num_layers,
-        "runs_on": engine.runtime.runs_on,
-        "precision": engine.runtime.precision,
-        "machine": machine(),
-        "data": hashlib.sha256(data).hexdigest(),
-        "options": {name: value for name, value in asdict(options).items() if name not in _FREE},
-    }
 
 
 def _run(search: PlanSearch, questions: list[Question], notebook: Notebook) -> dict[str, Worth | None]:
@@ -117,6 +96,7 @@ def _document(
     for row, worth in zip(finalists[: search.options.finalists], best, strict=False):
         row["measured"] = measured(engine, worth, questions, search.options)
     return {
+        "layers": engine.config.num_layers,
         "costs": asdict(search.costs),
         "tried": search.num_tried,
         "sources": {name: worth._asdict() if worth else None for name, worth in sources.items()},
