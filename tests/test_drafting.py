@@ -147,9 +147,8 @@ def test_beside_many_texts_rows_are_dearer():
     assert drafted(8) == [0] * 8
 
 
-def test_wrong_matches_are_given_up_and_taken_up_again():
-    """Guards learning from tokens that were not drafted: nothing is ever lost for good, and no probe is needed."""
-    drafter = Ngram(NgramOptions(max_ngram=2, min_ngram=2), TINY)
+def gives_up_and_comes_back(drafter, wrong, right):
+    """At a price of 0.2 a drafter stops after so many wrong matches, and drafts again after right ones."""
     drafter.begin(text := text_of([1, 2, 3, 4, 5]))
     context, drafted = context_of(Priced(0.2)), []
 
@@ -160,13 +159,18 @@ def test_wrong_matches_are_given_up_and_taken_up_again():
         text.tokens += then
         drafter.observe(text, SimpleNamespace(tokens=then))
 
-    for i in range(30):
+    for i in range(wrong):
         turn([10 + i])
     assert drafted[0] > 0
     assert drafted[-1] == 0
-    for _ in range(30):
+    for _ in range(right):
         turn([3, 4])
     assert drafted[-1] > 0
+
+
+def test_wrong_matches_are_given_up_and_taken_up_again():
+    """Guards learning from tokens that were not drafted: nothing is ever lost for good, and no probe is needed."""
+    gives_up_and_comes_back(Ngram(NgramOptions(max_ngram=2, min_ngram=2), TINY), 30, 30)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from doubles import TINY
-from test_drafting import Priced, context_of, text_of
+from test_drafting import context_of, gives_up_and_comes_back, text_of
 from test_loop_law import SIZE
 
 from selfspec.drafters.lookup import SEPARATOR
@@ -90,24 +89,7 @@ def test_confidence_is_the_rate_of_the_kind():
 
 def test_it_learns_from_what_came_and_gives_up_and_comes_back():
     """Guards adaptive drafting: as for `ngram`, tokens that were not drafted teach, too."""
-    drafter = Suffix(SuffixOptions(min_match=2), TINY)
-    drafter.begin(text := text_of([1, 2, 3, 4, 5]))
-    context, drafted = context_of(Priced(0.2)), []
-
-    def turn(then):
-        text.tokens += [1, 2]
-        (draft,) = drafter.propose(context, [text], [4])
-        drafted.append(len(draft))
-        text.tokens += then
-        drafter.observe(text, SimpleNamespace(tokens=then))
-
-    for i in range(20):
-        turn([10 + i])
-    assert drafted[0] > 0
-    assert drafted[-1] == 0
-    for _ in range(40):
-        turn([3, 4])
-    assert drafted[-1] > 0
+    gives_up_and_comes_back(Suffix(SuffixOptions(min_match=2), TINY), 20, 40)
 
 
 @pytest.mark.parametrize("siblings", [0, 1, 2])

@@ -15,12 +15,12 @@ from selfspec.cli.output import check_target, emit_json, examples, note, progres
 from selfspec.cli.profile_page import page
 
 if TYPE_CHECKING:
-    from selfspec.engine import Engine
     from selfspec.measure.profile import Profile
-    from selfspec.measure.settings import ProfileOptions
 
 # what a later run may ask otherwise and still go on with the measurements
 _FREE = ("budget", "check", "points", "pairs")
+# of the identity, what the result says too
+_SHOWN = ("selfspec", "model", "runtime", "runs_on", "precision", "machine")
 
 _EXAMPLES = examples(
     "selfspec profile",
@@ -59,8 +59,8 @@ def command(out: str | None, as_json: bool, **options: Any) -> None:
         check_target(Path(out))
     notebook = Notebook(None if out is None else Path(out))
     engine = open_engine(opening)
-    head = _head(engine, asked)
-    notebook.require(identity_of(engine, asked, _FREE))
+    identity = identity_of(engine, asked, _FREE)
+    notebook.require(identity)
     profile = Profile(engine, questions_of(engine, prompts, asked), asked, notebook.units)
     try:
         _run(profile, notebook)
@@ -68,29 +68,14 @@ def command(out: str | None, as_json: bool, **options: Any) -> None:
         if out is not None:
             note(f"what was measured is in {out!r}; run the same command again to go on")
         raise
+    head = {name: identity[name] for name in _SHOWN} | {"layers": engine.config.num_layers}
+    head["options"] = asdict(asked) | {"data": asked.data or "built-in"}
     document = head | profile.report().document() | {"left_out": profile.left_out}
     notebook.save(document)
     if as_json:
         emit_json(document)
     else:
         click.echo(page(document))
-
-
-def _head(engine: Engine, options: ProfileOptions) -> dict[str, Any]:
-    """What is measured, where."""
-    from selfspec._version import __version__
-    from selfspec.measure.report import machine
-
-    return {
-        "selfspec": __version__,
-        "model": engine.name,
-        "runtime": engine.runtime.name,
-        "runs_on": engine.runtime.runs_on,
-        "precision": engine.runtime.precision,
-        "layers": engine.config.num_layers,
-        "machine": machine(),
-        "options": asdict(options) | {"data": options.data or "built-in"},
-    }
 
 
 def _run(profile: Profile, notebook: Notebook) -> None:
