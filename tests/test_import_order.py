@@ -21,7 +21,7 @@ LAYERS = [
     ["runtime.base", "runtime.products", "runtime"],
     ["processors"],
     ["sampling", "verify"],
-    ["context"],
+    ["context", "watch"],
     ["drafters"],
     ["decode", "reference"],
     ["request"],

@@ -321,22 +321,26 @@ class Draft:
     before it: a sibling that was drawn without replacement has the law without the siblings drawn before.
     ``laws`` None means that the tokens were chosen deterministically. Row 0 of a draft is the pending token,
     row i + 1 ``tokens[i]``. ``hidden`` [h, d] are states after ``layer`` layers of its first h rows:
-    verification resumes there. ``predicted`` are the indices of tokens that come from the user's prediction.
-    ``chances[d]`` is how likely the chain's token at depth d is thought to hold if those before it do, known before
-    it was drawn; empty where the drafter does not say.
+    verification resumes there; ``layer`` lists one for each of these rows where they differ. ``predicted`` are the
+    indices of tokens that come from the user's prediction. ``chances[d]`` is how likely the chain's token at depth
+    d is thought to hold if those before it do, known before it was drawn; empty where the drafter does not say.
+    ``watch`` names layers whose outputs in verification, and the target's logits, the drafter will look at
+    (`Context.watched`); None: it will not.
     """
 
     tokens: tuple[int, ...] = ()
     laws: tuple[Distribution, ...] | None = None
     hidden: Array | None = None
-    layer: int = 0
+    layer: int | tuple[int, ...] = 0
     parents: tuple[int, ...] | None = None
     predicted: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
+    watch: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         assert self.laws is None or len(self.laws) == len(self.tokens)
         assert (self.hidden is None) == (self.layer == 0)
+        assert isinstance(self.layer, int) or (self.hidden is not None and len(self.layer) == self.hidden.shape[0])
         if self.parents is not None:
             assert len(self.parents) == len(self.tokens)
             assert all(-1 <= parent < i for i, parent in enumerate(self.parents))
@@ -353,6 +357,13 @@ class Draft:
         for parent in self.parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
         return tuple(depths.count(depth) for depth in range(max(depths, default=-1) + 1))
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """For each row the layer at which verification begins."""
+        rows, held = len(self) + 1, 0 if self.hidden is None else self.hidden.shape[0]
+        kept = (self.layer,) * held if isinstance(self.layer, int) else self.layer
+        return (*kept, *(0,) * (rows - held))[:rows]
 
     def before(self, row: int) -> tuple[int, ...]:
         """The draft tokens up to and including that of ``row``: what the token after it follows."""
