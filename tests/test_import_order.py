@@ -17,6 +17,7 @@ ROOT = Path(selfspec.__file__).parent
 LAYERS = [
     ["_version", "errors", "settings", "types", "rounds", "control", "modes"],
     ["model"],
+    ["traffic"],
     ["_native"],
     ["runtime.base", "runtime.products", "runtime"],
     ["processors"],
