@@ -234,16 +234,20 @@ LIGHTER = {  # drafters of runtimes that can run the same model in fewer bits
     "quantized": ("quantized", {}),
     "quantized comb": ("quantized", {"draft_bits": 4, "siblings": 2, "confidence": 0.05}),
 }
+PARTS = {  # drafters of runtimes that can leave out a part of a sub-layer
+    "layer_skip heads": ("layer_skip", {"skip": "attention 4 heads 2:0-1,3:3 channels 1:0-15"}),
+    "layer_skip channels comb": ("layer_skip", {"skip": "channels 1-3:8-15", "siblings": 1}),
+}
 LOOK_UPS = {"ngram", "suffix", "scripted", Bush, Told}
 # unless greedy or coupled
 SAMPLED = {"auto drawing"} | {
-    name for name, (kind, _) in (CHAINS | TREES | LIGHTER).items() if kind not in LOOK_UPS
+    name for name, (kind, _) in (CHAINS | TREES | LIGHTER | PARTS).items() if kind not in LOOK_UPS
 }
 
 
 def drafter(name, target, texts, gamma, seed=0):
     """What `run` takes: a drafter or its class, and its options."""
-    kind, options = (DRAFTERS | LIGHTER)[name]
+    kind, options = (DRAFTERS | LIGHTER | PARTS)[name]
     if name in CONTROLLERS:
         return create(_class(kind), target.config, {**options, "gamma": gamma}, Taught(seed)), None
     if kind in (Bush, Told, Climber):
@@ -360,7 +364,7 @@ class Cell:
 
 def cells(runtime_name, drafter_name) -> Iterator[Cell]:
     """Every value of every axis, in a random arrangement; shapings go round over the drafters."""
-    count, place = RUNTIMES[runtime_name].cells, [*DRAFTERS, *LIGHTER].index(drafter_name)
+    count, place = RUNTIMES[runtime_name].cells, [*DRAFTERS, *LIGHTER, *PARTS].index(drafter_name)
     random = np.random.default_rng([place, *runtime_name.encode()])
 
     def axis(values):
