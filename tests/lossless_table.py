@@ -131,7 +131,7 @@ class Whimsical(ExitControl):
         self.random = np.random.default_rng(seed)
 
     def threshold(self, layer):
-        return self.random.choice([0.0, 0.03, 0.1, 0.3]) + 0.0 * super().threshold(layer)
+        return self.random.choice([0.0, 0.5, 0.9, 0.99, 1.1]) + 0.0 * super().threshold(layer)
 
     def choose(self, most):
         super().choose(most)

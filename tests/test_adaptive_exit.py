@@ -155,33 +155,69 @@ def test_the_speed_is_that_of_the_best_exit(world):
     assert rate > least * best_fixed(alpha, lambda _: 1.0, 0.1, lambda _: 0.0, 1000)
 
 
-def test_shadow_tokens_are_counted():
-    """Guards the row-layers: every look at an exit beside the draft's own costs a head."""
-    heads, runtime = [], tiny_runtime(seed=2)
+def test_shadow_tokens_are_counted(monkeypatch):
+    """Guards the row-layers: no layer twice, whatever the ladder; each look at an exit that the draft passed by or
+    did not leave by costs a head."""
+    heads, seen, behind, runtime = [], [], [], tiny_runtime(seed=2)
     counted, size = Counting(runtime), TINY.head_parameters / TINY.active_layer_parameters
-    logits = counted.logits
+    logits, climb = counted.logits, AdaptiveExit._raise_to
+    monkeypatch.setattr(counted, "logits", lambda hidden: heads.append(len(hidden)) or logits(hidden))
 
-    def looked(hidden):
-        heads.append(len(hidden))
-        return logits(hidden)
+    def climbed(self, context, climbs, layers):
+        behind.extend(len(one.behind(layers[1])) for one in climbs)
+        climb(self, context, climbs, layers)
 
-    counted.logits = looked
-    drafter = Climber(TINY, [], gamma=3, exits="1,2,4", shadows=2)
-    seen = []
+    monkeypatch.setattr(AdaptiveExit, "_raise_to", climbed)
 
     def check(_context, _texts, round_):
         truth, asked = counted.take(), sum(heads)
         heads.clear()
         if round_.index:
             (commit,) = round_.commits
-            assert truth == (commit.drafted + 1) * 5  # no layer twice, whatever the ladder
-            counted_heads = (round_.draft_row_layers + round_.verify_row_layers - truth) / size
-            steps = asked - commit.drafted - 1  # verification reads one for each row, a draft token has its own
-            seen.append((round(counted_heads, 9), steps, commit.drafted))
+            assert truth == (commit.drafted + 1) * 5
+            extra = (round_.draft_row_layers + round_.verify_row_layers - truth) / size
+            # verification reads one for each row, a draft step its own, also where it ends the draft
+            own = asked - 2 * commit.drafted - 1
+            seen.append((round(extra, 9), own))
 
-    run(counted, [PROMPT], drafter, new_tokens=60, each_round=check)
-    assert all(heads_counted in {steps - drafted, steps - drafted - 1} for heads_counted, steps, drafted in seen)
-    assert max(heads_counted for heads_counted, _, _ in seen) >= 3
+    run(counted, [PROMPT], Climber(TINY, [], gamma=3, exits="1,2,4", shadows=2), new_tokens=60, each_round=check)
+    assert all(extra in {own, own - 1} for extra, own in seen)
+    assert max(extra for extra, _ in seen) >= 3
+    assert max(behind) >= 3  # rows that left early went along when a later one did not
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.9, coupled=True, repetition_penalty=1.5), Sampling(1.1, top_k=5)])
+def test_a_shadow_token_is_right_where_the_target_takes_it(sampling, monkeypatch):
+    """Guards what is learned where laws depend on place and prefix: of an exit that drafted, what came of it."""
+
+    class Third(ExitControl):
+        """Always leaves at layer 3."""
+
+        def learn(self, row, climbed=()):
+            said[-1].append(row[3].right)
+
+        def choose(self, most):
+            return Choice(Ladder((3,)), most, 1.0)
+
+    said, rounds, learn = [], [], AdaptiveExit._learn
+    monkeypatch.setattr(AdaptiveExit, "_learn", lambda *given: said.append([]) or learn(*given))
+    drafter = AdaptiveExit(EarlyExitOptions(exit_layer="adaptive", exits="3,4", gamma=3), TINY)
+    monkeypatch.setattr(drafter, "control", lambda: Third(drafter.candidates, drafter._costs))
+    run(
+        tiny_runtime(),
+        [PROMPT],
+        drafter,
+        new_tokens=80,
+        sampling=sampling,
+        each_round=lambda *r: rounds.append(r[-1]),
+    )
+    held = [[1.0] * c.accepted + [0.0] * (c.accepted < c.depth) for r in rounds[1:-1] for c in r.commits]
+    said = [rights[: len(came)] for rights, came in zip(said, held, strict=True)]  # then comes the bonus' row
+    assert 0.2 < np.concatenate(held).mean() < 0.95
+    if sampling.coupled:
+        assert said == held
+    else:
+        assert np.concatenate(said).mean() == pytest.approx(np.concatenate(held).mean(), abs=0.12)
 
 
 # -- losslessness -----------------------------------------------------------------------------------------

@@ -203,8 +203,8 @@ def test_the_drafter_asks_the_gate(trained, monkeypatch):
 def test_a_sampled_text_does_not_depend_on_its_company(trained, monkeypatch):
     """Guards seeds in a batch: the gate looks at the other texts of a pass only where no text can change by it."""
     runtime, prompts, _ = trained
-    monkeypatch.setattr("selfspec.drafters.moe.Traffic.of", lambda _: Traffic(0.9, 8, 2, ridge=2))
-    options, sampling = {"experts": 1, "gamma": 3}, Sampling(1.0)
+    monkeypatch.setattr("selfspec.drafters.moe.Traffic.of", lambda _: Traffic(0.98, 2, 2))
+    options, sampling = {"experts": 1, "gamma": 3}, Sampling(2.0)
     together = run(runtime, prompts, "moe", options, new_tokens=20, sampling=sampling)
     alone = run(runtime, prompts[:1], "moe", options, new_tokens=20, sampling=sampling)
     assert alone[0].tokens == together[0].tokens
