@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "kernels.h"
 #include "memory.h"
 #include "model.h"
 #include "pack.h"
@@ -28,15 +29,10 @@ Blocks blocks_named(const std::string& name) {
   throw std::invalid_argument("no block type " + name);
 }
 
-// The kernel sets that this processor runs, the fastest first.
-std::vector<std::string> kernel_sets() {
-  std::vector<std::string> sets;
-  for (const char* name : {"avx2", "neon", "portable"}) try {
-      kernels_named(name);
-      sets.emplace_back(name);
-    } catch (const std::invalid_argument&) {
-    }
-  return sets;
+std::vector<std::string> names_of_sets() {
+  std::vector<std::string> names;
+  for (const Kernels* set : kernel_sets()) names.emplace_back(set->name);
+  return names;
 }
 
 void pack_floats(const std::string& kind, Array<const float, nb::ndim<2>> weights, Array<std::uint8_t, nb::ndim<1>> out) {
@@ -66,12 +62,16 @@ nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> allocate(std::size_t size) {
 // What the processor has of what the kernels use or might use.
 std::vector<std::string> features() {
   std::vector<std::string> found;
-#ifdef SELFSPEC_AVX2
-  const std::pair<const char*, int> all[] = {{"avx2", __builtin_cpu_supports("avx2")},
-                                             {"fma", __builtin_cpu_supports("fma")},
-                                             {"f16c", __builtin_cpu_supports("f16c")},
-                                             {"avx512f", __builtin_cpu_supports("avx512f")},
-                                             {"avx512vnni", __builtin_cpu_supports("avx512vnni")}};
+#ifdef SELFSPEC_X86
+  const std::pair<const char*, int> all[] = {
+      {"avx2", __builtin_cpu_supports("avx2")},         {"fma", __builtin_cpu_supports("fma")},
+      {"f16c", __builtin_cpu_supports("f16c")},         {"avx512f", __builtin_cpu_supports("avx512f")},
+      {"avx512bw", __builtin_cpu_supports("avx512bw")}, {"avx512dq", __builtin_cpu_supports("avx512dq")},
+      {"avx512vl", __builtin_cpu_supports("avx512vl")}, {"avx512vnni", __builtin_cpu_supports("avx512vnni")},
+#ifdef SELFSPEC_AVX_VNNI_KERNELS
+      {"avxvnni", __builtin_cpu_supports("avxvnni")},
+#endif
+  };
   for (const auto& [name, there] : all)
     if (there) found.emplace_back(name);
 #endif
@@ -112,14 +112,8 @@ void take_rows(const Held& m, Integers rows, Array<std::uint8_t, nb::ndim<1>> ou
 }  // namespace
 
 const Kernels& kernels_named(const std::string& name) {
-  if (name == "portable") return portable_kernels();
-#ifdef SELFSPEC_AVX2
-  if (name == "avx2" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
-    return avx2_kernels();
-#endif
-#ifdef SELFSPEC_NEON
-  if (name == "neon") return neon_kernels();
-#endif
+  for (const Kernels* set : kernel_sets())
+    if (name == set->name) return *set;
   throw std::invalid_argument("no kernels " + name + " on this processor");
 }
 
@@ -136,7 +130,7 @@ using namespace selfspec;
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // an engine may live as long as the interpreter
   m.def("features", &features);
-  m.def("kernel_sets", &kernel_sets);
+  m.def("kernel_sets", &names_of_sets);
   m.def("allocate", &allocate, "size"_a);
   m.def("packed_bytes", [](const std::string& kind, int rows, int columns) {
     return shaped(kind, rows, columns).bytes();

@@ -16,7 +16,10 @@ def allocate(size: int) -> NDArray[np.uint8]:
     """Zeroed memory in huge pages where the system has them; it appears when it is touched."""
 
 def kernel_sets() -> list[str]:
-    """The kernel sets that this processor runs, the fastest first: "avx2" or "neon", and "portable"."""
+    """The kernel sets that this processor runs, the fastest first.
+
+    Of "avx512_vnni", "avx512", "avx_vnni", "avx2", "neon" and "portable", which is always there.
+    """
 
 def packed_bytes(kind: str, rows: int, columns: int) -> int:
     """Bytes of a packed matrix of ``rows`` outputs and ``columns`` inputs."""
