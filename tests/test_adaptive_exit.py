@@ -140,8 +140,8 @@ WORLDS = {
     "nothing is right": (SimulatedRuntime, lambda *_: 0.0, 0.9),
     "good from layer 4 on": (SimulatedRuntime, lambda _, k: 0.9 if k >= 4 else 0.4, 0.9),
     "good from layer 8 on": (SimulatedRuntime, lambda _, k: 0.97 if k >= 8 else 0.2, 0.9),
-    "exits turn bad": (SimulatedRuntime, lambda place, _: 0.0 if (place // 250) % 2 else 0.9, 0.95),
-    "they know when": (Sure, lambda _, k: 0.97 if k >= 8 else 0.6, 1.15),
+    "exits turn bad": (SimulatedRuntime, lambda place, _: 0.0 if (place // 250) % 2 else 0.9, 1.0),
+    "they know when": (Sure, lambda _, k: 0.97 if k >= 8 else 0.6, 1.2),
 }
 
 

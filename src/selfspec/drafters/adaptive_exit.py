@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
     from selfspec.watch import Watched
 
-WARM_UP = 8
+WARM_UP = 4
 """Rounds of a text whose shadow tokens are all looked at."""
+SELDOM = 8
+"""How many times the usual rounds pass between two looks, at most, while nothing is drafted."""
 
 
 class _Climb(Growing):
@@ -55,7 +57,9 @@ class _State:
     """What is kept for a text: what is known of its exits, and its last draft."""
 
     control: ExitControl
+    wait: int
     rounds: int = 0
+    next_look: int = 0
     choice: Choice | None = None
     last: _Climb | None = None
 
@@ -94,7 +98,7 @@ class AdaptiveExit(StepDrafter):
     def begin(self, text: Text) -> None:
         """Nothing is known of the exits."""
         super().begin(text)
-        self._states[text] = _State(self.control())
+        self._states[text] = _State(self.control(), self._settings.shadows)
 
     def control(self) -> ExitControl:
         """What decides for a new text."""
@@ -119,12 +123,24 @@ class AdaptiveExit(StepDrafter):
         choice = state.choice
         if choice is None or choice.gamma > gamma:
             choice = state.control.choose(gamma)
-        is_watched = state.rounds < WARM_UP or state.rounds % self._settings.shadows == 0
-        state.rounds += 1
-        state.last = climb = _Climb(self._settings, text, choice, self.candidates if is_watched else ())
+        watch = self.candidates if self._looks(state, choice) else ()
+        state.last = climb = _Climb(self._settings, text, choice, watch)
         if choice.gamma:
             self._latest = LayerPlan.exit_at(self.config.num_layers, choice.ladder.layers[-1])
         return climb
+
+    def _looks(self, state: _State, choice: Choice) -> bool:
+        """Whether all exits are looked at in this round: heads cost time, so ever more seldom while none pays."""
+        now, usual = state.rounds, self._settings.shadows
+        state.rounds += 1
+        if now < WARM_UP:
+            state.next_look = WARM_UP
+            return True
+        if now < state.next_look:
+            return False
+        state.wait = usual if choice.gamma else min(2 * state.wait, SELDOM * usual)
+        state.next_look = now + state.wait
+        return True
 
     # -- drafting ------------------------------------------------------------------------------------------
 

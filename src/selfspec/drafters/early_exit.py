@@ -32,7 +32,7 @@ class EarlyExitOptions(CombOptions):
     exits: str = option(
         "", "adaptive: layers to choose among, with commas. Default: an eighth, a quarter, half and three quarters."
     )
-    shadows: int = option(8, "adaptive: look at what every exit would have said in each of this many rounds.")
+    shadows: int = option(8, "adaptive: look at what every exit would have said once in so many rounds.")
     row_price: float = option(
         0.15, "adaptive: what another row of a verification is taken to cost, as a share of a pass of one row."
     )
