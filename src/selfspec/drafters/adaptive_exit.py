@@ -33,8 +33,8 @@ SELDOM = 8
 class _Climb(Growing):
     """The draft of one text while it grows: for each row the layer it reached, and what was seen on the way.
 
-    ``kept`` holds the rows' last states; ``said`` logits [V] and ``passed`` states [1, d], by (row, layer). Where
-    ``is_watched``, all candidates are looked at later. ``length`` is that of the text when the draft began.
+    ``kept`` holds the rows' last states; ``said`` logits [V] and ``passed`` states [1, d], by (row, layer). The
+    exits in ``watch`` are all looked at later. ``length`` is that of the text when the draft began.
     """
 
     def __init__(self, options: EarlyExitOptions, text: Text, choice: Choice, watch: tuple[int, ...]) -> None:
