@@ -22,13 +22,6 @@ Matrix shaped(const std::string& kind, std::int64_t rows, std::int64_t columns) 
   return {kind_named(kind), static_cast<int>(rows), static_cast<int>(columns), nullptr};
 }
 
-Blocks blocks_named(const std::string& name) {
-  if (name == "Q8_0") return Blocks::q8_0;
-  if (name == "Q4_0") return Blocks::q4_0;
-  if (name == "Q4_1") return Blocks::q4_1;
-  throw std::invalid_argument("no block type " + name);
-}
-
 std::vector<std::string> names_of_sets() {
   std::vector<std::string> names;
   for (const Kernels* set : kernel_sets()) names.emplace_back(set->name);
@@ -42,14 +35,17 @@ void pack_floats(const std::string& kind, Array<const float, nb::ndim<2>> weight
   pack(w.kind, weights.data(), w.n, w.k, out.data());
 }
 
-void pack_gguf(const std::string& type, Array<const std::uint8_t, nb::ndim<2>> rows, Array<std::uint8_t, nb::ndim<1>> out) {
-  const Blocks blocks = blocks_named(type);
-  const std::size_t size = gguf_block_bytes(blocks);
-  require(rows.shape(1) && rows.shape(1) % size == 0, "a row is whole blocks");
-  const Matrix w = shaped(kind_of(blocks) == Kind::int8 ? "int8" : "int4", rows.shape(0), rows.shape(1) / size * BLOCK);
+using Words = Array<const std::uint16_t, nb::ndim<2>>;
+void pack_levels(const std::string& kind, Array<const std::uint8_t, nb::ndim<2>> levels, Words scales, Words minima,
+                 Array<std::uint8_t, nb::ndim<1>> out) {
+  const Matrix w = shaped(kind, levels.shape(0), levels.shape(1));
+  require(w.kind == Kind::int8 || w.kind == Kind::int4, "levels are of int8 or int4");
+  require(w.k % BLOCK == 0, "a row is whole blocks");
+  for (const Words* given : {&scales, &minima})
+    require(given->shape(0) == levels.shape(0) && given->shape(1) * BLOCK == levels.shape(1), "a block has one scale and minimum");
   require(out.size() == w.bytes(), "out has the wrong size");
   const nb::gil_scoped_release release;
-  pack_blocks(blocks, rows.data(), w.n, w.k, out.data());
+  pack(w.kind, Levels{levels.data(), scales.data(), minima.data()}, w.n, w.k, out.data());
 }
 
 // Zeroed memory in huge pages where the system has them: weights are one long stream.
@@ -136,7 +132,8 @@ NB_MODULE(_native, m) {
     return shaped(kind, rows, columns).bytes();
   }, "kind"_a, "rows"_a, "columns"_a);
   m.def("pack", &pack_floats, "kind"_a, "weights"_a.noconvert(), "out"_a.noconvert());
-  m.def("pack_blocks", &pack_gguf, "blocks"_a, "rows"_a.noconvert(), "out"_a.noconvert());
+  m.def("pack_levels", &pack_levels, "kind"_a, "levels"_a.noconvert(), "scales"_a.noconvert(), "minima"_a.noconvert(),
+        "out"_a.noconvert());
   m.def("unpack_rows", &unpack_rows, "matrix"_a, "rows"_a.noconvert(), "out"_a.noconvert());
   m.def("take_rows", &take_rows, "matrix"_a, "rows"_a.noconvert(), "out"_a.noconvert());
   m.def("largest", &largest_rows, "logits"_a.noconvert(), "index"_a.noconvert(), "logit"_a.noconvert());
