@@ -26,7 +26,7 @@ LAYERS = [
     ["drafters"],
     ["decode", "reference"],
     ["request"],
-    ["engine", "stream", "batch", "generation"],
+    ["engine", "stream", "batch", "flight", "generation"],
     ["loading"],
     ["measure"],
     ["cli", "__main__"],

@@ -6,16 +6,14 @@ from contextlib import closing
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
-from selfspec.context import Context
-from selfspec.decode import Loop
+from selfspec.flight import Flight
 from selfspec.request import Completion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from selfspec.context import Text
+    from selfspec.flight import Progress
     from selfspec.generation import Generation
-    from selfspec.rounds import Round
     from selfspec.runtime.base import Runtime
 
 Prepared: TypeAlias = "tuple[int, Generation | Exception]"
@@ -39,9 +37,19 @@ def run_batch(runtime: Runtime, prepared: Iterator[Prepared], slots: int) -> Ite
     if not limits:
         yield from _failures(first)
         return
-    context = Context(runtime, runtime.new_cache(len(limits), max(limits)))
-    with closing(Loop(context)) as loop:
-        yield from _Flight(context, loop).run(chain(first, prepared))
+    with closing(Flight(runtime, len(limits), max(limits))) as flight:
+        waiting = chain(first, prepared)
+        while True:
+            while flight.free_slots and (found := next(waiting, None)) is not None:
+                index, generation = found
+                if isinstance(generation, Exception):
+                    yield index, generation
+                    continue
+                flight.board(index, generation)
+                yield from _ended(flight.fill())
+            if not flight.aboard:
+                return
+            yield from _ended(flight.turn())
 
 
 def _failures(found: list[Prepared]) -> Iterator[Outcome]:
@@ -50,47 +58,5 @@ def _failures(found: list[Prepared]) -> Iterator[Outcome]:
         yield index, error
 
 
-class _Flight:
-    """The generations that are under way in one loop."""
-
-    def __init__(self, context: Context, loop: Loop) -> None:
-        self._context = context
-        self._loop = loop
-        self._running: dict[Text, tuple[Generation, float]] = {}  # with the second in which it joined
-
-    def run(self, waiting: Iterator[Prepared]) -> Iterator[Outcome]:
-        """Fill the slots, run a round, hand out what has ended; until nothing is left."""
-        while True:
-            for index, found in self._joining(waiting):
-                if isinstance(found, Exception):
-                    yield index, found
-                    continue
-                yield from self._join(index, found)
-            if not self._running:
-                return
-            yield from self._after(self._loop.turn())
-
-    def _joining(self, waiting: Iterator[Prepared]) -> Iterator[Prepared]:
-        """What is next, while there is a free slot."""
-        while self._loop.free_slots:
-            if (found := next(waiting, None)) is None:
-                return
-            yield found
-
-    def _join(self, index: int, generation: Generation) -> Iterator[Outcome]:
-        context = self._context
-        if context.cache.length < generation.limit:
-            context.cache = context.cache.longer(generation.limit)
-        text = generation.open(index, self._loop.free_slots[0])
-        round_ = self._loop.add([text], generation.drafter)
-        self._running[text] = (generation, round_.started)
-        yield from self._after(round_)
-
-    def _after(self, round_: Round) -> Iterator[Outcome]:
-        """Count a round for each of its texts, and give the results of those that ended."""
-        for text, (generation, joined) in list(self._running.items()):
-            if own := round_.only(text.index, joined):
-                generation.take(own)
-            if text.is_ended:
-                del self._running[text]
-                yield text.index, text.error or generation.completion(text, self._context.cache)
+def _ended(progress: list[Progress]) -> Iterator[Outcome]:
+    yield from ((found.index, found.end) for found in progress if found.end is not None)

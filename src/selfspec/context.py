@@ -52,7 +52,7 @@ class Text:
     `Text` is made is its prompt; ``prediction`` are tokens that the user expects in the answer. A text ends with
     a ``finish_reason``, or with the ``error`` that ended it. Where ``samples_drafts`` is off, drafters take the
     likeliest token instead of drawing one; ``explanation`` is what the drafter leaves behind to say how it decided,
-    JSON-ready.
+    JSON-ready. ``logprobs`` asks for the `Score` of every new token, with so many likeliest ones; None for none.
     """
 
     index: int
@@ -68,6 +68,7 @@ class Text:
     error: Exception | None = None
     samples_drafts: bool = True
     explanation: dict[str, Any] | None = None
+    logprobs: int | None = None
     prompt_length: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from selfspec.rounds import Commit, Round
+from selfspec.sampling import score
 from selfspec.types import Array, Distribution, Draft, Verdict
 from selfspec.verify import verify_block, verify_chain, verify_tree
 
@@ -65,6 +66,11 @@ class Loop:
         self._index = 0
 
     @property
+    def now(self) -> float:
+        """Seconds since the origin."""
+        return self._clock() - self._origin
+
+    @property
     def texts(self) -> tuple[Text, ...]:
         """Those in flight, in the order in which they joined."""
         return tuple(self._drafters)
@@ -77,7 +83,7 @@ class Loop:
 
     def add(self, texts: Sequence[Text], drafter: Drafter) -> Round:
         """Prefill ``texts``, each in a free slot, and give them their first tokens; a `Round` of index 0."""
-        context, started, before = self._context, self._now(), self._context.row_layers.copy()
+        context, started, before = self._context, self.now, self._context.row_layers.copy()
         commits: list[Commit] = []
         for text in texts:
             assert text.slot in self.free_slots
@@ -90,14 +96,14 @@ class Loop:
                     drafter.begin(text)
                     self._drafters[text] = drafter
         cost = sum(context.row_layers) - sum(before)
-        return Round(0, tuple(commits), started, started, self._now(), 0.0, cost)
+        return Round(0, tuple(commits), started, started, self.now, 0.0, cost)
 
     def turn(self) -> Round:
         """One round of all texts in flight: draft, verify, commit."""
-        context, started, before = self._context, self._now(), self._context.row_layers.copy()
+        context, started, before = self._context, self.now, self._context.row_layers.copy()
         groups = self._groups()
         drafts = self._propose(groups)
-        drafted_at, drafted = self._now(), context.row_layers.copy()
+        drafted_at, drafted = self.now, context.row_layers.copy()
         commits: list[Commit] = []
         scored = context.score(list(drafts), list(drafts.values())) if drafts else []
         costs = [
@@ -108,13 +114,13 @@ class Loop:
             with _errors_of([text]):
                 verify = _rule(text, draft)
                 verdict = verify(draft, _target(text, draft, rows), text.chance, text.ends)
-                commit = context.commit(text, draft, verdict)
+                commit = _scored(text, context.commit(text, draft, verdict), rows, verdict)
                 draft_cost, verify_cost = costs[text.slot]
                 commits.append(replace(commit, draft_row_layers=draft_cost, verify_row_layers=verify_cost))
                 self._drafters[text].observe(text, commits[-1])
         self._index += 1
         draft_sum, verify_sum = (sum(parts) for parts in zip(*costs, strict=True))
-        ended = self._now()
+        ended = self.now
         if drafts and all(draft.hidden is None for draft in drafts.values()):  # else the pass was not a whole one
             rows = sum(len(draft) + 1 for draft in drafts.values())
             context.runtime.costs.observe(rows, ended - drafted_at, has_drafts=rows > len(drafts))
@@ -126,6 +132,11 @@ class Loop:
             if text.is_ended:
                 self._leave(text)
         return round_
+
+    def remove(self, text: Text) -> None:
+        """Let go of a text between two rounds; its slot is free then. Nothing to do where it has ended."""
+        if text in self._drafters:
+            self._leave(text)
 
     def close(self) -> None:
         """Let go of the texts that have not ended."""
@@ -155,8 +166,6 @@ class Loop:
         with _errors_of([text]):
             drafter.end(text)
 
-    def _now(self) -> float:
-        return self._clock() - self._origin
 
 
 @contextmanager
@@ -172,8 +181,19 @@ def _errors_of(texts: Sequence[Text]) -> Iterator[None]:
 
 
 def _first_token(context: Context, text: Text) -> Commit:
-    token = text.chance.pick(text.law(context.prefill(text)))
-    return context.commit(text, Draft(), Verdict(0, token))
+    logits = context.prefill(text)
+    verdict = Verdict(0, text.chance.pick(text.law(logits)))
+    return _scored(text, context.commit(text, Draft(), verdict), [logits], verdict)
+
+
+def _scored(text: Text, commit: Commit, rows: Any, verdict: Verdict) -> Commit:
+    """The commit with the scores of its tokens, from the logits of a draft's ``rows``, where the text wants them."""
+    if text.logprobs is None:
+        return commit
+    branch = range(verdict.accepted) if verdict.branch is None else verdict.branch
+    path = (0, *(i + 1 for i in branch))  # the row that a token follows
+    scores = [score(rows[row], token, text.logprobs) for row, token in zip(path, commit.tokens, strict=False)]
+    return replace(commit, scores=tuple(scores))
 
 
 def _rule(text: Text, draft: Draft) -> Callable[..., Verdict]:

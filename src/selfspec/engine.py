@@ -86,7 +86,7 @@ class Engine:
         **options: Any,
     ) -> Stream:
         """Like `generate`, token by token; errors in the arguments are raised here, before anything runs."""
-        return Stream(self.runtime, self._prepare(prompt, messages, self._over(self._defaults, options)))
+        return Stream(self.runtime, self.prepare(prompt, messages=messages, **options))
 
     def astream(
         self,
@@ -131,6 +131,20 @@ class Engine:
         shared = self._over(self._defaults, options)
         self._ask(shared)
         return run_batch(self.runtime, self._prepared(requests, shared), slots)
+
+    def prepare(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        made: list[Drafter] | None = None,
+        **options: Any,
+    ) -> Generation:
+        """A generation that is ready to run, for who runs several together (`selfspec.flight`); else as `generate`.
+
+        ``made`` keeps drafters: texts with equal ones share an instance, which then drafts for them together.
+        """
+        return self._prepare(prompt, messages, self._over(self._defaults, options), made)
 
     def _prepared(self, requests: Iterable[Ask], shared: Mapping[str, Any]) -> Iterator[Prepared]:
         """Every request, ready to run, or what is wrong with it."""

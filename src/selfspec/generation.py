@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from selfspec.context import Text
 from selfspec.errors import OptionError
 from selfspec.model import TextStream
 from selfspec.request import Chunk, Completion, Request, draft_buffers
-from selfspec.rounds import Stats
+from selfspec.rounds import Score, Stats
 from selfspec.runtime.states import plain_bytes
 from selfspec.sampling import Chance
 
@@ -40,6 +40,8 @@ class Generation:
             )
         self._ending = Ending(writer, () if request.ignore_eos else engine.config.eos_token_ids)
         self._stats = Stats()
+        self._logprobs = request.logprobs
+        self._scores: list[Score] = []
 
     def open(self, index: int, slot: int, cached: int = 0) -> Text:
         """Its text, in a slot that holds the first ``cached`` tokens of the prompt."""
@@ -54,13 +56,15 @@ class Generation:
             self._ending,
             cached,
             self._prediction,
+            logprobs=self._logprobs,
         )
 
     def take(self, round_: Round) -> list[Chunk]:
         """Count a round of this text alone, and give what it added."""
         self._stats.add(round_)
         (commit,) = round_.commits
-        return list(self._ending.chunks(commit.accepted, commit.finish_reason is not None))
+        self._scores += commit.scores
+        return list(self._ending.chunks(commit.accepted, commit.finish_reason is not None, commit.scores))
 
     def rest(self) -> list[Chunk]:
         """What was accepted before an error ended the round, all of it drafts; plain decoding would show it."""
@@ -97,6 +101,7 @@ class Generation:
             draft_weight_bytes=extra.weights,
             draft_kv_bytes=extra.kv,
             explanation=text.explanation,
+            scores=None if self._logprobs is None else tuple(self._scores),
         )
 
 
@@ -120,9 +125,10 @@ class Ending:
         """All final text."""
         return "" if self._writer is None else self._writer.text
 
-    def chunks(self, accepted: int, is_last: bool) -> Iterator[Chunk]:
+    def chunks(self, accepted: int, is_last: bool, scores: Sequence[Score] = ()) -> Iterator[Chunk]:
         """The tokens since the last call; the first ``accepted`` were drafted."""
         new, self._new = self._new, []
         for i, (token, piece) in enumerate(new):
             rest = self._writer.finish() if is_last and self._writer and i == len(new) - 1 else ""
-            yield Chunk(piece + rest, token, "draft" if i < accepted else "bonus")
+            source: Literal["draft", "bonus"] = "draft" if i < accepted else "bonus"
+            yield Chunk(piece + rest, token, source, scores[i] if scores else None)

@@ -10,7 +10,7 @@ from selfspec.errors import OptionError
 from selfspec.model.chat import TemplateInputs, Tool
 from selfspec.model.textstream import check_stop
 from selfspec.model.tools import schemas_of
-from selfspec.rounds import Stats
+from selfspec.rounds import Score, Stats
 from selfspec.settings import listed, token_ids
 from selfspec.types import FinishReason, Processor, Sampling, require_types
 
@@ -30,7 +30,8 @@ class Request:
     ``coupled`` makes a sampled text the same, token for token, with and without a draft (see `Sampling`).
     ``ignore_eos`` goes on past end-of-text tokens. ``draft`` None uses the drafter that the engine was loaded
     with. ``prediction`` is text, or token ids, that the answer is expected to hold, such as the file that it is to
-    change: drafters that copy draft from it, and nothing else sees it.
+    change: drafters that copy draft from it, and nothing else sees it. ``logprobs`` reports of every new token what the
+    model thought of it before anything below changed that (`Score`), with so many likeliest tokens; None reports nothing.
 
     What shapes the probabilities, and in which order, is described by `Sampling`; the names are those of
     transformers, OpenAI and vLLM. Here a ``bad_words`` entry may also be a text, which is banned with and
@@ -70,6 +71,7 @@ class Request:
     forced_eos_token_id: int | None = None
     draft: str | Drafter | None = None
     prediction: str | Sequence[int] | None = None
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -86,6 +88,8 @@ class Request:
             )
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or a positive integer")
+        if self.logprobs is not None and self.logprobs < 0:
+            raise OptionError(f"logprobs is {self.logprobs}; it must be 0 or a positive number of likeliest tokens")
         check_stop(self.stops)
         self._check_prediction()
         self.template_inputs  # noqa: B018 - checks them
@@ -188,12 +192,14 @@ class Chunk:
     """One new token.
 
     ``text`` is what is final with it, often empty while characters or stop strings are held back;
-    ``source`` is who wrote it: an accepted draft, or the target (the bonus token of a round).
+    ``source`` is who wrote it: an accepted draft, or the target (the bonus token of a round). ``score`` is there
+    where the request asks for ``logprobs``.
     """
 
     text: str
     token: int
     source: Literal["draft", "bonus"]
+    score: Score | None = None
 
 
 @dataclass(frozen=True)
@@ -204,7 +210,8 @@ class Completion:
     ``rollback_bytes`` what of that serves only to go back to before a rejected draft. ``draft_weight_bytes`` and
     ``draft_kv_bytes`` are what the drafter brought (`selfspec.drafters.base.Extra`). ``explanation`` is what the
     drafter says of its decisions: of `auto`, what it knew of each candidate, how often it chose it, and whether
-    speculation was off; None for drafters that decide nothing.
+    speculation was off; None for drafters that decide nothing. ``scores`` has one entry for each token where the request
+    asks for ``logprobs``.
     """
 
     text: str
@@ -227,6 +234,7 @@ class Completion:
     draft_weight_bytes: int = 0
     draft_kv_bytes: int = 0
     explanation: Mapping[str, Any] | None = None
+    scores: tuple[Score, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; speeds are new tokens per second of wall time."""
@@ -267,6 +275,7 @@ class Completion:
             "buffers": dict(self.buffers),
             "draft_weight_bytes": self.draft_weight_bytes,
             "draft_kv_bytes": self.draft_kv_bytes,
+            **({} if self.scores is None else {"logprobs": [score._asdict() for score in self.scores]}),
         }
 
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from selfspec.types import FinishReason
+
+
+class Score(NamedTuple):
+    """What the target thought of a token: its log probability, and the likeliest tokens with theirs, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +25,8 @@ class Commit:
     ``tokens`` are final, cut where plain decoding would have stopped; the first ``accepted`` of them are
     draft tokens, the bonus token follows unless the text ended before it. ``widths[d]`` tokens were proposed
     at depth d of the draft: one each for a chain, more for a tree. ``predicted`` of them came from the user's
-    prediction, ``predicted_accepted`` of those were accepted. Row-layers are those of its own rows.
+    prediction, ``predicted_accepted`` of those were accepted. Row-layers are those of its own rows. ``scores`` has
+    one entry for each token where the text asks for them (`Text.logprobs`), else none.
     """
 
     sequence: int
@@ -30,6 +38,7 @@ class Commit:
     verify_row_layers: float = 0.0
     predicted: int = 0
     predicted_accepted: int = 0
+    scores: tuple[Score, ...] = ()
 
     @property
     def drafted(self) -> int:

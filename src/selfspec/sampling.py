@@ -14,6 +14,7 @@ import numpy as np
 
 from selfspec.errors import ConstraintError, ModelError, OptionError, SelfspecError
 from selfspec.processors import active, process
+from selfspec.rounds import Score
 from selfspec.types import Array, Dense, Distribution, Integers, OneHot, Prefix, Sampling, namespace, on_host
 
 
@@ -137,6 +138,22 @@ def top_probability(logits: Array) -> float:
     """The largest raw probability (temperature 1, nothing cut) under ``logits`` [V]: a draft's confidence."""
     xp = namespace(logits)
     return 1.0 / float(xp.sum(xp.exp(logits - xp.max(logits))))
+
+
+def score(logits: Array, token: int, count: int) -> Score:
+    """The log probability of ``token``, and the ``count`` likeliest tokens, under raw ``logits`` [V].
+
+    Raw is what the model says: temperature 1, no penalty, ban or cut. In float64; ties go to the lower id.
+    """
+    x = on_host(logits).astype(np.float64)
+    x = x - x.max()
+    x -= math.log(float(np.exp(x).sum()))
+    best: list[int] = []
+    if count:
+        least = np.partition(x, -min(count, len(x)))[-min(count, len(x))]
+        kept = np.flatnonzero(x >= least)
+        best = kept[np.argsort(-x[kept], kind="stable")][:count].tolist()
+    return Score(float(x[token]), tuple((likely, float(x[likely])) for likely in best))
 
 
 class Chance:
