@@ -25,10 +25,11 @@ LAYERS = [
     ["context", "watch"],
     ["drafters"],
     ["decode", "reference"],
-    ["request"],
+    ["request", "wire"],
     ["engine", "stream", "batch", "flight", "generation"],
     ["loading"],
     ["measure"],
+    ["server"],
     ["cli", "__main__"],
 ]
 TORCH = ("runtime.torch", "runtime.products")

@@ -40,8 +40,8 @@ def run_batch(runtime: Runtime, prepared: Iterator[Prepared], slots: int) -> Ite
     with closing(Flight(runtime, len(limits), max(limits))) as flight:
         waiting = chain(first, prepared)
         while True:
-            while flight.free_slots and (found := next(waiting, None)) is not None:
-                index, generation = found
+            while flight.free_slots and (following := next(waiting, None)) is not None:
+                index, generation = following
                 if isinstance(generation, Exception):
                     yield index, generation
                     continue

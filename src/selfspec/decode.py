@@ -167,7 +167,6 @@ class Loop:
             drafter.end(text)
 
 
-
 @contextmanager
 def _errors_of(texts: Sequence[Text]) -> Iterator[None]:
     """Keep what is raised as the error of ``texts``; the first one of a text stays."""
@@ -187,7 +186,7 @@ def _first_token(context: Context, text: Text) -> Commit:
 
 
 def _scored(text: Text, commit: Commit, rows: Any, verdict: Verdict) -> Commit:
-    """The commit with the scores of its tokens, from the logits of a draft's ``rows``, where the text wants them."""
+    """The commit with the scores of its tokens, from the logits of a draft's ``rows``, where the text wants any."""
     if text.logprobs is None:
         return commit
     branch = range(verdict.accepted) if verdict.branch is None else verdict.branch

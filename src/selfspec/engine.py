@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from threading import RLock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -211,12 +212,17 @@ class Engine:
         if request.stops and self.tokenizer is None:
             raise OptionError("stop needs a tokenizer, and this engine has none")
         try:
-            return request, drafters.create(self._kind(options["draft"]), self.config, rest, self)
+            return request, drafters.create(self.kind(options["draft"]), self.config, rest, self)
         except OptionError as error:
             raise _with_request_options(error, rest) from None
 
-    def _kind(self, draft: Any) -> Any:
-        """The class of a drafter's name; what is no name as it is."""
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The options that hold where a request does not say; ``draft`` is a name, a class or a drafter."""
+        return MappingProxyType(self._defaults)
+
+    def kind(self, draft: Any) -> Any:
+        """The class of a drafter's name; what is no name as it is. Raises OptionError for an unknown name."""
         if not isinstance(draft, str):
             return draft
         if draft not in self._kinds:

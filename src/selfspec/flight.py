@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from selfspec.context import PREFILL_ROWS, Context
 from selfspec.decode import Loop
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from selfspec.runtime.base import Runtime
 
 
-class Progress(NamedTuple):
-    """What became of one generation: new ``chunks``, their ``commit`` if there is one, and its ``end``, if it ended."""
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What became of one generation: new ``chunks`` and their ``commit``, if any, and its ``end``, if it ended."""
 
     index: int
     chunks: Sequence[Chunk] = ()
@@ -45,8 +46,8 @@ class Flight:
     """Up to ``slots`` generations; the KV cache is as long as the longest of them so far.
 
     A prompt runs in passes of at most 512 rows, between which the others' rounds may run; each pass is the one that
-    it would be alone. Running out of memory is raised: by `board` it concerns the newcomer, which is then not aboard,
-    by the others all.
+    it would be alone. Running out of memory is raised: by `board` it concerns the newcomer, which is then not
+    aboard, by the others all.
     """
 
     def __init__(self, runtime: Runtime, slots: int, length: int) -> None:
@@ -75,7 +76,7 @@ class Flight:
         return self._context.cache.nbytes
 
     def board(self, index: int, generation: Generation, length: int = 0) -> None:
-        """Give a generation a slot; where the cache is too short, it becomes ``length`` long, at least as needed."""
+        """Give a generation a slot; a cache that is too short becomes ``length`` long, at least as needed."""
         context = self._context
         if context.cache.length < generation.limit:
             context.cache = context.cache.longer(max(generation.limit, length))

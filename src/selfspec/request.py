@@ -30,8 +30,9 @@ class Request:
     ``coupled`` makes a sampled text the same, token for token, with and without a draft (see `Sampling`).
     ``ignore_eos`` goes on past end-of-text tokens. ``draft`` None uses the drafter that the engine was loaded
     with. ``prediction`` is text, or token ids, that the answer is expected to hold, such as the file that it is to
-    change: drafters that copy draft from it, and nothing else sees it. ``logprobs`` reports of every new token what the
-    model thought of it before anything below changed that (`Score`), with so many likeliest tokens; None reports nothing.
+    change: drafters that copy draft from it, and nothing else sees it. ``logprobs`` reports of every new token what
+    the model thought of it before anything below changed that (`Score`), with so many likeliest tokens; None says
+    nothing.
 
     What shapes the probabilities, and in which order, is described by `Sampling`; the names are those of
     transformers, OpenAI and vLLM. Here a ``bad_words`` entry may also be a text, which is banned with and
@@ -210,8 +211,8 @@ class Completion:
     ``rollback_bytes`` what of that serves only to go back to before a rejected draft. ``draft_weight_bytes`` and
     ``draft_kv_bytes`` are what the drafter brought (`selfspec.drafters.base.Extra`). ``explanation`` is what the
     drafter says of its decisions: of `auto`, what it knew of each candidate, how often it chose it, and whether
-    speculation was off; None for drafters that decide nothing. ``scores`` has one entry for each token where the request
-    asks for ``logprobs``.
+    speculation was off; None for drafters that decide nothing. ``scores`` has one entry for each token where the
+    request asks for ``logprobs``.
     """
 
     text: str

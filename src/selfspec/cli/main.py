@@ -32,6 +32,7 @@ VERBS = {
     "generate": "Answer one prompt, and say how it was drafted.",
     "batch": "Answer a file of prompts, several at a time, and resume where a run ended.",
     "chat": "Talk with a model; the cache stays between turns.",
+    "serve": "Answer OpenAI's clients, many at once.",
     "drafters": "List the drafters that are installed, with their options.",
     "info": "Sizes of a model, and what a draft would cost with it.",
     "certify": "Prove on your own model that drafts change nothing.",

@@ -62,6 +62,7 @@ class AutoOptions(DraftOptions):
     candidates: str | Sequence[str | Drafter] = option(
         CANDIDATES,
         "Drafters to choose from, with commas (or +), options after colons: suffix,early_exit:exit_layer=8.",
+        opens=True,
     )
     repeatable: bool = option(
         True,

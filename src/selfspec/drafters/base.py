@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def option(default: Any, text: str) -> Any:
-    """A field of an options dataclass, with the sentence that ``--help`` and the docs show."""
-    return field(default=default, metadata={"help": text})
+def option(default: Any, text: str, opens: bool = False) -> Any:
+    """A field of an options dataclass, with the sentence that ``--help`` and the docs show.
+
+    ``opens`` marks what names files or loads models: requests of strangers may not set it.
+    """
+    return field(default=default, metadata={"help": text, "opens": opens})
 
 
 @dataclass(frozen=True)

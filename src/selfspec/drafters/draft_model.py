@@ -39,13 +39,13 @@ class DraftModelOptions(CombOptions):
     """Options of `DraftModel`."""
 
     draft_model: str | None = option(
-        None, "Model that drafts: folder, .gguf file or hub id; it must have the target's tokenizer."
+        None, "Model that drafts: folder, .gguf file or hub id; it must have the target's tokenizer.", opens=True
     )
-    draft_runtime: str | None = option(None, "cpu, torch or auto. Default: that of the target.")
+    draft_runtime: str | None = option(None, "cpu, torch or auto. Default: that of the target.", opens=True)
     draft_bits: int | None = option(
-        None, "cpu: bits a weight of the draft: 4, 8, 16 or 32 (quantized: 4 or 8). Default: as stored."
+        None, "cpu: bits a weight of the draft: 4, 8, 16 or 32 (quantized: 4 or 8). Default: as stored.", opens=True
     )
-    draft_threads: int | None = option(None, "cpu: how many threads draft. Default: as many as verify.")
+    draft_threads: int | None = option(None, "cpu: how many threads draft. Default: as many as verify.", opens=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

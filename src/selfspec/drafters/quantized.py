@@ -31,7 +31,7 @@ class QuantizedOptions(CombOptions):
     """Options of `Quantized`."""
 
     draft_bits: int | None = option(
-        None, "Bits a weight of the draft: 4 or 8, fewer than the target has. Default: the next fewer."
+        None, "Bits a weight of the draft: 4 or 8, fewer than the target has. Default: the next fewer.", opens=True
     )
 
     def __post_init__(self) -> None:

@@ -39,6 +39,7 @@ class SuffixOptions(LookUpOptions):
     corpus: tuple[str, ...] = option(
         (),
         "Also copy from this file: text, .jsonl, or token ids in .npy; indexed once. May be given several times.",
+        opens=True,
     )
 
     def __post_init__(self) -> None:

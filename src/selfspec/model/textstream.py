@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 from selfspec.errors import OptionError, UnsupportedModelError
@@ -186,6 +187,7 @@ class _ByteLevel:
         return self._utf8.decode(b"", final=True)
 
 
+@cache
 def byte_of_character() -> dict[str, int]:
     """GPT-2's alphabet: printable bytes are spelled as themselves, the others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -221,7 +223,7 @@ class _SentencePiece:
 
     def feed(self, piece: str) -> str:
         piece = piece.replace(self._mark, self._space)
-        byte = _byte_piece(piece)
+        byte = byte_piece(piece)
         if byte is not None:
             self._run.append(byte)
             return ""
@@ -246,6 +248,7 @@ class _SentencePiece:
         return text
 
 
-def _byte_piece(piece: str) -> int | None:
+def byte_piece(piece: str) -> int | None:
+    """The byte that SentencePiece spells as ``<0xE4>``; None for any other piece."""
     found = re.fullmatch(r"<0x([+0-9A-Fa-f][0-9A-Fa-f])>", piece)  # "+": as the library's parser does
     return int(found[1], 16) if found else None

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server with batched self-speculation; needs the extra ``serve``."""

@@ -1,0 +1,133 @@
+"""From the fields of a request to generations that are ready to run."""
+
+from __future__ import annotations
+
+from dataclasses import fields as fields_of
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from selfspec.errors import OptionError, SelfspecError
+from selfspec.model.reading import one_line
+from selfspec.server.failures import FieldError, UnknownModelError
+from selfspec.server.fields import ChatFields, CompletionFields
+
+if TYPE_CHECKING:
+    from selfspec.drafters.base import Drafter
+    from selfspec.engine import Engine
+    from selfspec.generation import Generation
+    from selfspec.server.fields import TextFields
+    from selfspec.server.settings import ServerOptions
+
+_KEPT_DRAFTERS = 32
+_OURS_TO_THEIRS = {
+    "max_new_tokens": ("max_completion_tokens", "max_tokens"),
+    "chat_options": ("chat_template_kwargs",),
+}
+_MOST_SEED = 2**63
+
+
+class Desk:
+    """Turns requests into generations; what is wrong with one is said here, before it queues.
+
+    The engine's defaults hold where a request does not say; where they do not say either, the temperature is 1, as
+    OpenAI's.
+    """
+
+    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+        self._engine, self._options = engine, options
+        own = engine.defaults
+        self._defaults = {"temperature": own.get("temperature", 1.0), "seed": own.get("seed")}
+        self._made: list[Drafter] = []
+        self._lock = Lock()
+
+    def generations(self, asked: TextFields) -> list[Generation]:
+        """One for each prompt and choice: the n choices of a prompt stand together.
+
+        The i-th choice is what ``seed`` + i gives alone. Raises SelfspecError.
+        """
+        if asked.model not in (None, self._options.name):
+            name = one_line(repr(asked.model), 80)
+            raise UnknownModelError(f"model is {name}; this server has {self._options.name!r}")
+        texts = asked.n * (len(asked.prompts()) if isinstance(asked, CompletionFields) else 1)
+        if texts > (most := self._options.slots + self._options.queue):
+            raise FieldError(
+                f"the request asks for {texts} texts; this server holds {most} at most: ask for fewer", "n"
+            )
+        options = {**self._defaults, **asked.options()}
+        if options["seed"] is not None and not 0 <= options["seed"] < _MOST_SEED:
+            raise FieldError(f"seed is {options['seed']}; it must be 0 to 2^63 - 1", "seed")
+        try:
+            options |= self._drafting(asked.speculative)
+            with self._lock:
+                return self._made_of(asked, options)
+        except SelfspecError as error:
+            raise _in_their_words(error, asked) from error
+
+    def _made_of(self, asked: TextFields, options: dict[str, Any]) -> list[Generation]:
+        found: list[Generation] = []
+        for prompt in _prompts(asked):
+            for choice in range(asked.n):
+                own = dict(options)
+                if own["seed"] is not None:
+                    own["seed"] += choice
+                found.append(self._engine.prepare(made=self._made, **prompt, **own))
+        del self._made[:-_KEPT_DRAFTERS]
+        return found
+
+    def _drafting(self, asked: dict[str, Any] | None) -> dict[str, Any]:
+        """The drafter and its options. What names files or loads models is the operator's alone."""
+        options = {name: value for name, value in (asked or {}).items() if value is not None}
+        is_on = options.pop("enabled", True)
+        if not isinstance(is_on, bool):
+            raise FieldError(f"speculative.enabled is {is_on!r}; it must be true or false", "speculative.enabled")
+        if not is_on:
+            if options:
+                raise FieldError(
+                    f"speculative.enabled is false; leave out {', '.join(map(str, options))}", "speculative"
+                )
+            return {"draft": "plain"}
+        default = self._engine.defaults["draft"]
+        draft = options.get("draft", default)
+        if draft != default and draft not in self._options.drafts:
+            there = sorted({getattr(default, "name", default), *self._options.drafts})
+            raise FieldError(
+                f"speculative.draft is {one_line(repr(draft), 60)}; it must be one of {', '.join(there)}",
+                "speculative.draft",
+            )
+        kind = self._engine.kind(draft)
+        opening = {field.name for field in fields_of(kind.Options) if field.metadata.get("opens")}
+        allowed = [field.name for field in fields_of(kind.Options) if field.name not in opening]
+        for name in options:
+            if name != "draft" and name not in allowed:
+                why = "is for whoever starts the server" if name in opening else f"is no option of {draft}"
+                raise FieldError(
+                    f"speculative.{one_line(name, 60)} {why}; there are draft, enabled, {', '.join(allowed)}",
+                    f"speculative.{one_line(name, 60)}",
+                )
+        return options
+
+
+def _prompts(asked: TextFields) -> list[dict[str, Any]]:
+    """What `Engine.prepare` takes of each prompt."""
+    if isinstance(asked, ChatFields):
+        return [{"messages": asked.turns()}]
+    assert isinstance(asked, CompletionFields)
+    return [{"prompt": prompt, "chat": False} for prompt in asked.prompts()]
+
+
+def _in_their_words(error: SelfspecError, asked: TextFields) -> SelfspecError:
+    """An error about an option, with the field that it was given as."""
+    if not isinstance(error, OptionError):
+        return error
+    name, _, rest = str(error).partition(" ")
+    theirs = (their for their in _OURS_TO_THEIRS.get(name, ()) if their in _given(asked))
+    spelled = next(theirs, name)
+    if spelled not in _given(asked):
+        return error
+    return FieldError(f"{spelled} {rest}", spelled)
+
+
+def _given(asked: TextFields) -> set[str]:
+    """The names of the fields that were given, as they were."""
+    known = type(asked).model_fields
+    return {known[name].alias or name for name in asked.model_fields_set}

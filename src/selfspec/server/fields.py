@@ -1,0 +1,165 @@
+"""The fields of a request: those there are, what they must be, and what becomes of them in our words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from selfspec.model.reading import one_line
+from selfspec.modes import refuse_unverifiable
+from selfspec.server.failures import FieldError
+from selfspec.wire import by_token, json_object, predicted, with_arguments, with_length, with_logprobs, without_only
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MOST_LOGPROBS = 20  # OpenAI's limit, and vLLM's
+Asked = TypeVar("Asked", bound="TextFields")
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+class StreamOptions(_Fields):
+    """OpenAI's ``stream_options``."""
+
+    include_usage: bool = False
+
+
+class TextFields(_Fields):
+    """What both endpoints take. Values are checked where the engine checks them; here are their types."""
+
+    ONLY: ClassVar[dict[str, Any]] = {"store": False}  # fields with the one value that is possible here
+    # ours by other names, or for the server itself
+    OWN: ClassVar[frozenset[str]] = frozenset(
+        {"model", "stream", "stream_options", "n", "user", "deadline", "speculative", "messages", "prompt", "echo"}
+    )
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(default=1, ge=1)
+    user: str | None = None
+    deadline: float | None = Field(default=None, gt=0)
+    seed: int | None = None
+    stop: Any = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    coupled: bool | None = None
+    prediction: Any = None
+    speculative: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        """Raise FieldError for fields that contradict each other."""
+        if self.stream_options is not None and not self.stream:
+            raise FieldError("stream_options needs stream: true; leave it out, or stream", "stream_options")
+
+    def options(self) -> dict[str, Any]:
+        """What the engine is asked for, prompt and drafting aside, in its words; what is not given is left out."""
+        given = {name: getattr(self, name) for name in self.model_fields_set - self.OWN}
+        named = with_logprobs(with_length(given))
+        if "logit_bias" in named:
+            named["logit_bias"] = by_token(named["logit_bias"])
+        if "prediction" in named:
+            named["prediction"] = predicted(named["prediction"])
+        return named
+
+
+class ChatFields(TextFields):
+    """``POST /v1/chat/completions``."""
+
+    ONLY: ClassVar[dict[str, Any]] = {
+        **TextFields.ONLY,
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "tool_choice": "none",
+    }
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    chat_options: dict[str, Any] | None = Field(default=None, alias="chat_template_kwargs")
+
+    def turns(self) -> list[Any]:
+        """The messages, as templates take them."""
+        return with_arguments(self.messages)
+
+
+class CompletionFields(TextFields):
+    """``POST /v1/completions``."""
+
+    prompt: Any
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+
+    def check(self) -> None:
+        """Log probabilities of prompts are not offered."""
+        super().check()
+        if self.echo and self.logprobs is not None:
+            raise FieldError("echo with logprobs is not offered: leave one out", "echo")
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts: a text, texts, token ids or lists of them. Raises FieldError for anything else."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        if isinstance(given, list) and given:
+            if all(isinstance(entry, int) for entry in given):
+                return [given]
+            if all(isinstance(entry, str) for entry in given) or all(isinstance(entry, list) for entry in given):
+                return given
+        raise FieldError(
+            f"prompt is {one_line(repr(given), 60)}; it must be a text, a list of texts, a list of token ids, or a "
+            "list of such lists",
+            "prompt",
+        )
+
+
+def read(kind: type[Asked], raw: bytes) -> Asked:
+    """The fields of a body.
+
+    Raises
+    ------
+    SelfspecError
+        The body is no JSON object, has a field that there is not, or a value of a wrong type; nothing is ignored.
+    """
+    needs = "messages" if kind is ChatFields else "a prompt"
+    body = {name: value for name, value in json_object(raw, "the body", needs).items() if value is not None}
+    body = without_only(body, kind.ONLY)
+    try:
+        fields = kind.model_validate(body)
+        fields.check()
+        return fields
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False)
+    unknown = [
+        str(wrong["loc"][0]) for wrong in found if wrong["type"] == "extra_forbidden" and len(wrong["loc"]) == 1
+    ]
+    if unknown:
+        refuse_unverifiable(unknown)
+        known = sorted({field.alias or name for name, field in kind.model_fields.items()} | set(kind.ONLY))
+        names = one_line(", ".join(unknown), 200)
+        raise FieldError(f"no field {names} here; there are {', '.join(known)}", one_line(unknown[0], 60))
+    raise _wrong(found[0])
+
+
+def _wrong(error: Mapping[str, Any]) -> FieldError:
+    """One line of what pydantic found."""
+    where = one_line(".".join(map(str, error["loc"])), 60)
+    if error["type"] == "missing":
+        return FieldError(f"{where} is missing; give it", where)
+    message = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    return FieldError(f"{where} is {one_line(repr(error['input']), 60)}; it must be {message}", where)

@@ -1,0 +1,94 @@
+"""Prometheus metrics: drafting under vLLM's names, which its tools read, and what else a server does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from selfspec.request import Completion
+
+if TYPE_CHECKING:
+    from selfspec.flight import Progress
+    from selfspec.server.scheduler import Scheduler
+
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+class Metrics:
+    """Counters of one server, in a registry of its own; they are written by the scheduler's thread.
+
+    A draft is a round in which something was drafted. As in vLLM, the mean acceptance length is
+    1 + accepted tokens ÷ drafts.
+    """
+
+    media_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, model: str) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._model = model
+        labels = ("model_name",)
+
+        def counter(name: str, text: str, *more: str) -> Counter:
+            return Counter(name, text, (*labels, *more), registry=registry)
+
+        self._drafts = counter("vllm:spec_decode_num_drafts", "Rounds in which tokens were drafted.")
+        self._drafted = counter("vllm:spec_decode_num_draft_tokens", "Tokens that were drafted.")
+        self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
+        self._per_position = counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted tokens by their depth in the draft.",
+            "position",
+        )
+        self._tokens = counter("vllm:generation_tokens", "Tokens that were written.")
+        self._prompt = counter("vllm:prompt_tokens", "Tokens of the prompts of texts that ended well.")
+        self._ended = counter("selfspec:texts", "Texts that ended, by how.", "reason")
+        self._rounds = counter("selfspec:rounds", "Rounds of all texts together.")
+        self._row_layers = counter("selfspec:row_layers", "Layers times rows that ran, by what for.", "part")
+        self._waited = Histogram(
+            "selfspec:queue_seconds",
+            "Seconds until a text got a slot.",
+            labels,
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        for metric in (self._drafts, self._drafted, self._accepted, self._tokens, self._prompt, self._rounds):
+            metric.labels(model)  # zero is shown too
+
+    def watch(self, scheduler: Scheduler) -> None:
+        """Show what a scheduler holds now."""
+        for name, text, read in (
+            ("vllm:num_requests_running", "Texts with a slot.", lambda: scheduler.num_running),
+            ("vllm:num_requests_waiting", "Texts that wait for a slot.", lambda: scheduler.num_waiting),
+            ("selfspec:kv_bytes", "Bytes of the KV cache.", lambda: scheduler.kv_bytes),
+        ):
+            gauge = Gauge(name, text, ("model_name",), registry=self._registry)
+            gauge.labels(self._model).set_function(read)
+
+    def began(self, waited: float) -> None:
+        """A text got a slot."""
+        self._waited.labels(self._model).observe(waited)
+
+    def progressed(self, progress: Progress) -> None:
+        """A text moved on, or ended."""
+        model, commit, end = self._model, progress.commit, progress.end
+        if commit is not None:
+            self._rounds.labels(model).inc()
+            self._tokens.labels(model).inc(len(commit.tokens))
+            self._row_layers.labels(model, "draft").inc(commit.draft_row_layers)
+            self._row_layers.labels(model, "target").inc(commit.verify_row_layers)
+            if commit.drafted:
+                self._drafts.labels(model).inc()
+                self._drafted.labels(model).inc(commit.drafted)
+                self._accepted.labels(model).inc(commit.accepted)
+            for position in range(commit.accepted):
+                self._per_position.labels(model, str(position)).inc()
+        if isinstance(end, Completion):
+            self._prompt.labels(model).inc(end.prompt_tokens)
+            self._ended.labels(model, end.finish_reason).inc()
+        elif end is not None:
+            self._ended.labels(model, type(end).__name__).inc()
+
+    def text(self) -> bytes:
+        """All of it, as Prometheus reads it."""
+        return generate_latest(self._registry)

@@ -1,0 +1,181 @@
+"""What goes back: OpenAI's objects, whole or in chunks."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from selfspec.model.token_bytes import token_bytes
+from selfspec.server.fields import ChatFields, CompletionFields
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from selfspec.model import Tokenizer
+    from selfspec.request import Chunk, Completion
+    from selfspec.server.fields import TextFields
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(document: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return f"data: {json.dumps(document, ensure_ascii=False, allow_nan=False)}\n\n".encode()
+
+
+@dataclass
+class Reply:
+    """The frame of one answer: id, time and model are the same in all of its chunks."""
+
+    asked: TextFields
+    model: str
+    tokenizer: Tokenizer
+    fingerprint: str
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.is_chat = isinstance(self.asked, ChatFields)
+        self.id = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+        self.has_usage = self.asked.stream_options is not None and self.asked.stream_options.include_usage
+        self._offsets: dict[int, int] = {}
+
+    # -- streamed -----------------------------------------------------------------------------------------
+
+    def opening(self, index: int, echoed: str) -> dict[str, Any] | None:
+        """The first chunk of a choice: its role, or the prompt that it echoes."""
+        if self.is_chat:
+            return self._chunk([{"index": index, "delta": {"role": "assistant", "content": ""}}])
+        self._offsets[index] = len(echoed)
+        return self._chunk([{"index": index, "text": echoed}]) if echoed else None
+
+    def piece(self, index: int, chunks: Sequence[Chunk], end: Completion | None) -> dict[str, Any] | None:
+        """A round of one choice; None where it has nothing to say."""
+        text = "".join(chunk.text for chunk in chunks)
+        logprobs = self._logprobs(index, chunks)
+        if not text and logprobs is None and end is None:
+            return None
+        choice: dict[str, Any] = {"index": index}
+        choice |= {"delta": {"content": text} if text else {}} if self.is_chat else {"text": text}
+        choice["logprobs"] = logprobs
+        choice["finish_reason"] = None if end is None else end.finish_reason
+        return self._chunk([choice])
+
+    def usage_chunk(self, ends: Sequence[Completion]) -> dict[str, Any]:
+        """The last chunk: no choices, but what it took."""
+        return self._chunk([]) | {"usage": self.usage(ends), **self._metrics(ends)}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        made = self._frame("chat.completion.chunk" if self.is_chat else "text_completion")
+        made["choices"] = [{"logprobs": None, "finish_reason": None} | choice for choice in choices]
+        return made | ({"usage": None} if self.has_usage else {})
+
+    # -- whole --------------------------------------------------------------------------------------------
+
+    def whole(self, texts: Sequence[tuple[str, Sequence[Chunk], Completion]]) -> dict[str, Any]:
+        """The answer; of each choice what it echoes, its chunks and its end."""
+        choices: list[dict[str, Any]] = []
+        for index, (echoed, chunks, end) in enumerate(texts):
+            self._offsets[index] = len(echoed)
+            choice: dict[str, Any] = {"index": index}
+            if self.is_chat:
+                choice["message"] = {"role": "assistant", "content": end.text, "refusal": None}
+            else:
+                choice["text"] = echoed + end.text
+            choice |= {"logprobs": self._logprobs(index, chunks), "finish_reason": end.finish_reason}
+            choices.append(choice)
+        ends = [end for _, _, end in texts]
+        made = self._frame("chat.completion" if self.is_chat else "text_completion")
+        return made | {"choices": choices, "usage": self.usage(ends), **self._metrics(ends)}
+
+    def usage(self, ends: Sequence[Completion]) -> dict[str, Any]:
+        """Tokens of prompts, each counted once, and of all choices; those of predictions as OpenAI counts them."""
+        prompts = sum(end.prompt_tokens for end in ends[:: self.asked.n])
+        written = sum(len(end.token_ids) for end in ends)
+        return {
+            "prompt_tokens": prompts,
+            "completion_tokens": written,
+            "total_tokens": prompts + written,
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": sum(end.stats.accepted_prediction_tokens for end in ends),
+                "rejected_prediction_tokens": sum(end.stats.rejected_prediction_tokens for end in ends),
+            },
+        }
+
+    def _metrics(self, ends: Sequence[Completion]) -> dict[str, Any]:
+        """How a single text was drafted, in vLLM's words, and what decides that here."""
+        if len(ends) != 1:
+            return {}
+        (end,) = ends
+        stats = end.stats
+        found = {
+            "num_spec_steps": stats.rounds,
+            "num_draft_tokens": stats.drafted,
+            "num_accepted_draft_tokens": stats.accepted,
+            "draft_acceptance_rate": stats.acceptance_rate,
+            "mean_acceptance_length": stats.mean_accepted_length,
+            "draft": end.draft,
+            "gamma": end.gamma,
+        }
+        return {"metrics": {"speculative_decoding": found}}
+
+    def _frame(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    # -- log probabilities --------------------------------------------------------------------------------
+
+    def _logprobs(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
+        """Those of the new tokens, end-of-text included; None where they were not asked for."""
+        scored = [chunk for chunk in chunks if chunk.score is not None]
+        if not scored:
+            return None
+        return self._of_chat(scored) if self.is_chat else self._of_text(index, scored)
+
+    def _of_chat(self, chunks: Iterable[Chunk]) -> dict[str, Any]:
+        content = []
+        for chunk in chunks:
+            assert chunk.score is not None
+            top = [self._token(token, logprob) for token, logprob in chunk.score.top]
+            content.append({**self._token(chunk.token, chunk.score.logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _of_text(self, index: int, chunks: Iterable[Chunk]) -> dict[str, Any]:
+        assert isinstance(self.asked, CompletionFields)
+        found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for chunk in chunks:
+            assert chunk.score is not None
+            found["tokens"].append(self._spelled(chunk.token))
+            found["token_logprobs"].append(_finite(chunk.score.logprob))
+            found["top_logprobs"].append({self._spelled(token): _finite(p) for token, p in chunk.score.top})
+            found["text_offset"].append(self._offsets[index])
+            self._offsets[index] += len(chunk.text)
+        return found
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": self._spelled(token),
+            "logprob": _finite(logprob),
+            "bytes": list(token_bytes(self.tokenizer, token)),
+        }
+
+    def _spelled(self, token: int) -> str:
+        """A token as text; a part of a character as its bytes, in OpenAI's spelling."""
+        raw = token_bytes(self.tokenizer, token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; -9999 is what OpenAI says instead."""
+    return max(logprob, -9999.0)
