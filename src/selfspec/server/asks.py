@@ -53,11 +53,10 @@ class Desk:
             raise FieldError(
                 f"the request asks for {texts} texts; this server holds {most} at most: ask for fewer", "n"
             )
-        options = {**self._defaults, **asked.options()}
-        if options["seed"] is not None and not 0 <= options["seed"] < _MOST_SEED:
-            raise FieldError(f"seed is {options['seed']}; it must be 0 to 2^63 - 1", "seed")
         try:
-            options |= self._drafting(asked.speculative)
+            options = {**self._defaults, **asked.options(), **self._drafting(asked.speculative)}
+            if options["seed"] is not None and not 0 <= options["seed"] < _MOST_SEED:
+                raise OptionError(f"seed is {options['seed']}; it must be 0 to 2^63 - 1")
             with self._lock:
                 return self._made_of(asked, options)
         except SelfspecError as error:

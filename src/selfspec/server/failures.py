@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from selfspec.errors import OutOfMemoryError, SelfspecError
 from selfspec.model.reading import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class ServiceError(SelfspecError):
@@ -87,6 +91,15 @@ class FieldError(SelfspecError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+@contextmanager
+def naming(param: str) -> Iterator[None]:
+    """What is wrong within concerns this field."""
+    try:
+        yield
+    except SelfspecError as error:
+        raise FieldError(str(error), param) from error
 
 
 def status_of(error: Exception) -> int:

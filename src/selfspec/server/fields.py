@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from selfspec.model.reading import one_line
 from selfspec.modes import refuse_unverifiable
-from selfspec.server.failures import FieldError
+from selfspec.server.failures import FieldError, naming
 from selfspec.wire import by_token, json_object, predicted, with_arguments, with_length, with_logprobs, without_only
 
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ def read(kind: type[Asked], raw: bytes) -> Asked:
     """
     needs = "messages" if kind is ChatFields else "a prompt"
     body = {name: value for name, value in json_object(raw, "the body", needs).items() if value is not None}
-    body = without_only(body, kind.ONLY)
+    for name in kind.ONLY:
+        with naming(name):
+            body = without_only(body, {name: kind.ONLY[name]})
     try:
         fields = kind.model_validate(body)
         fields.check()
@@ -149,7 +151,8 @@ def read(kind: type[Asked], raw: bytes) -> Asked:
         str(wrong["loc"][0]) for wrong in found if wrong["type"] == "extra_forbidden" and len(wrong["loc"]) == 1
     ]
     if unknown:
-        refuse_unverifiable(unknown)
+        with naming(one_line(unknown[0], 60)):
+            refuse_unverifiable(unknown)
         known = sorted({field.alias or name for name, field in kind.model_fields.items()} | set(kind.ONLY))
         names = one_line(", ".join(unknown), 200)
         raise FieldError(f"no field {names} here; there are {', '.join(known)}", one_line(unknown[0], 60))
@@ -161,5 +164,7 @@ def _wrong(error: Mapping[str, Any]) -> FieldError:
     where = one_line(".".join(map(str, error["loc"])), 60)
     if error["type"] == "missing":
         return FieldError(f"{where} is missing; give it", where)
+    if error["type"] == "extra_forbidden":
+        return FieldError(f"no field {where} here; leave it out", where)
     message = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     return FieldError(f"{where} is {one_line(repr(error['input']), 60)}; it must be {message}", where)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
 
 from selfspec.request import Completion
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from selfspec.flight import Progress
     from selfspec.server.scheduler import Scheduler
 
@@ -91,4 +94,18 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
-        return generate_latest(self._registry)
+        return generate_latest(_WithoutCreated(self._registry))
+
+
+class _WithoutCreated(CollectorRegistry):
+    """Another registry's metrics without the times of their creation, which who adds up lines by name would add."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._all = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics."""
+        for metric in self._all.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric

@@ -1,0 +1,264 @@
+"""What happens around the texts: wrong requests, too many, clients that leave, failures, keys, the end."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import openai
+import pytest
+
+from selfspec.flight import Flight
+
+HI = [{"role": "user", "content": "hi"}]
+ENDLESS = {"model": "tiny", "prompt": "hi", "max_tokens": 4000, "temperature": 0}
+ON = {"ignore_eos": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "no field tools here", "tools"),
+        ({"magic": 1, "audio": {}}, "no field magic, audio here", "magic"),
+        ({"response_format": {"type": "json_object"}}, 'it must be {"type": "text"}', "response_format"),
+        ({"num_beams": 4}, "num_beams is not offered: beam search", "num_beams"),
+        ({"temperature": -1}, "temperature is -1.0; it must be 0", "temperature"),
+        ({"temperature": "hot"}, "temperature is 'hot'; it must be number", "temperature"),
+        ({"top_p": 0}, "top_p is 0.0", "top_p"),
+        ({"max_tokens": 0}, "max_tokens is 0; it must be at least 1", "max_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "are the same; give one", None),
+        ({"n": 0}, "n is 0", "n"),
+        ({"n": 1000}, "asks for 1000 texts; this server holds 104", "n"),
+        ({"seed": -1}, "seed is -1", "seed"),
+        ({"seed": 2**70}, "seed is", "seed"),
+        ({"stop": ""}, "stop is", "stop"),
+        ({"stop": 5}, "stop is", "stop"),
+        ({"logit_bias": {"x": 1}}, "logit_bias has 'x'", "logit_bias"),
+        ({"logit_bias": {"999": 1}}, "logit_bias has token 999", "logit_bias"),
+        ({"top_logprobs": 2}, "top_logprobs is 2, but logprobs is not true", "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is 21", "top_logprobs"),
+        ({"messages": []}, "messages are []", None),
+        ({"messages": [{"role": "user", "content": 5}]}, "message 0 has content 5", None),
+        ({"messages": [{"role": "user", "content": "a" * 5000}]}, "this model's context is 4096", None),
+        ({"stream_options": {"include_usage": True}}, "stream_options needs stream", "stream_options"),
+        ({"stream_options": {"x": 1}, "stream": True}, "no field stream_options.x here", "stream_options.x"),
+        ({"deadline": 0}, "deadline is 0", "deadline"),
+        ({"prediction": {"type": "content"}}, "prediction must be a text", "prediction"),
+        ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs has 'x'", "chat_template_kwargs"),
+        ({"speculative": {"draft": "draft_model"}}, "speculative.draft is 'draft_model'", "speculative.draft"),
+        ({"speculative": {"draft": ["x"]}}, "speculative.draft is ['x']", "speculative.draft"),
+        (
+            {"speculative": {"draft": "suffix", "corpus": ["/etc/passwd"]}},
+            "corpus is for whoever starts the server",
+            "speculative.corpus",
+        ),
+        ({"speculative": {"draft": "auto", "candidates": "plain"}}, "is for whoever", "speculative.candidates"),
+        (
+            {"speculative": {"exit_layer": 2}},
+            "speculative.exit_layer is no option of ngram",
+            "speculative.exit_layer",
+        ),
+        ({"speculative": {"enabled": False, "gamma": 3}}, "leave out gamma", "speculative"),
+        ({"speculative": {"gamma": 999}}, "gamma is 999", None),
+        ({"speculative": 5}, "speculative is 5", "speculative"),
+        ({"logit_bias": {str(token): -1e400 for token in range(259)}}, "no token is left for new token 1", None),
+    ],
+    ids=lambda value: ascii(value)[:40],
+)
+def test_a_wrong_request_is_told_what_is_wrong(server, change, words, param):
+    """Guards every mistake: status 400, one line, the field by its name; nothing is ignored."""
+    body = {"model": "tiny", "messages": HI, "max_tokens": 3} | change
+    status, _, found = server.send("/v1/chat/completions", body)
+    assert status == 400, found
+    assert words in found["error"]["message"]
+    assert "\n" not in found["error"]["message"]
+    assert (found["error"]["type"], found["error"]["param"]) == ("invalid_request_error", param)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/v1/completions", {"prompt": []}, 400, "prompt is []"),
+        ("/v1/completions", {"prompt": [1, "a"]}, 400, "prompt is [1, 'a']"),
+        ("/v1/completions", {"prompt": [[1], [True]]}, 400, "holds 'True'"),
+        ("/v1/completions", {"prompt": [5000]}, 400, "token id 5000 is outside"),
+        ("/v1/completions", {}, 400, "prompt is missing"),
+        ("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 1}, 400, "echo with logprobs is not offered"),
+        ("/v1/completions", {"prompt": "a", "model": "gpt-9"}, 404, "model is 'gpt-9'"),
+        ("/v1/completions", b"{broken", 400, "the body is not JSON"),
+        ("/v1/completions", b"[" * 90_000, 400, "the body is not JSON"),
+        ("/v1/completions", b'{"prompt": "a", "prompt": "b"}', 400, "a name twice"),
+        ("/v1/completions", b"\xff", 400, "the body is not JSON"),
+        ("/v1/completions", b"5", 400, "a JSON int"),
+        ("/v1/embeddings", {}, 404, "POST /v1/embeddings is not there"),
+        ("/v1/models", {}, 405, "POST /v1/models is not offered"),
+    ],
+    ids=lambda value: ascii(value)[:30],
+)
+def test_what_is_no_request_is_refused_in_json(server, path, body, status, words):
+    """Guards bodies and paths that no client sends."""
+    found = server.send(path, body)
+    assert (found[0], list(found[2])) == (status, ["error"])
+    assert words in found[2]["error"]["message"]
+
+
+def test_keys_types_and_sizes_are_checked_first(start):
+    """Guards the door: the key on all but /health, JSON by its type only, and no body over the limit."""
+    server = start(api_key="sesame", max_body=300)
+    with server.client("sesame") as client:
+        assert client.completions.create(model="tiny", prompt="a", max_tokens=1).choices
+    for key in ("none", "sesam", "sesame2", "ä"):
+        headers = {"authorization": f"Bearer {key}".encode("latin-1")}
+        assert server.send("/v1/models", b"", "GET", **headers)[0] == 401
+    with server.client("wrong") as client, pytest.raises(openai.AuthenticationError, match="the API key is wrong"):
+        client.models.list()
+    assert server.send("/metrics", b"", "GET")[0] == 401
+    assert server.send("/health", b"", "GET")[0] == 200
+    right = {"authorization": "Bearer sesame"}
+    assert server.send("/v1/completions", {"prompt": "a"}, **right, **{"content-type": "text/plain"})[0] == 415
+    assert server.send("/v1/completions", {"prompt": "a" * 400}, **right)[0] == 413
+
+
+def test_more_requests_than_may_wait_are_sent_away(start):
+    """Guards the queue: 429 with Retry-After, and those that wait are answered in turn."""
+    server = start(slots=1, queue=1)
+    with server.client() as client:
+        running = client.completions.create(**ENDLESS, extra_body=ON, stream=True)
+        next(running)
+        answers = []
+        waiting = threading.Thread(
+            target=lambda: answers.append(client.completions.create(**ENDLESS | {"max_tokens": 3}))
+        )
+        waiting.start()
+        while not server.scheduler.num_waiting:
+            time.sleep(0.002)
+        with pytest.raises(openai.RateLimitError, match="1 texts are being written and 1 wait") as full:
+            client.completions.create(**ENDLESS)
+        assert full.value.response.headers["retry-after"] == "1"
+        running.close()
+        waiting.join(20)
+        assert answers[0].usage.completion_tokens <= 3
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_leaves_frees_its_slot(start, streams):
+    """Guards the slot: within a round of hearing of it, the text is gone, and most of it was never written."""
+    server = start(slots=1)
+    if streams:
+        with server.client() as client, client.completions.create(**ENDLESS, extra_body=ON, stream=True) as stream:
+            next(iter(stream))
+    else:
+        with server.client(), pytest.raises(openai.APITimeoutError):
+            server.client().with_options(timeout=0.15).completions.create(**ENDLESS, extra_body=ON)
+    server.settled()
+    assert server.metric("vllm:generation_tokens_total") < 4000
+    assert server.metric("selfspec:texts_total") == 1
+    assert 'reason="GoneError"' in server.service.metrics.text().decode()
+
+
+def test_time_that_is_over_ends_a_text(start):
+    """Guards deadlines, of the server and of a request, before and after the first chunk."""
+    server = start(slots=1, deadline=0.3)
+    with server.client() as client:
+        with pytest.raises(openai.InternalServerError, match="the text was not finished") as late:
+            client.completions.create(**ENDLESS, extra_body=ON | {"deadline": 0.05})
+        assert (late.value.status_code, late.value.response.headers["x-should-retry"]) == (504, "false")
+        stream = client.completions.create(**ENDLESS, extra_body=ON, stream=True)
+        with pytest.raises(openai.APIError, match="the text was not finished"):
+            list(stream)
+    server.settled()
+
+
+def test_a_round_that_fails_ends_what_was_in_flight_and_nothing_more(start, monkeypatch):
+    """Guards the worker: out of memory, or a bug of ours, is said, the slot is free, and the next request runs."""
+    server = start(slots=2)
+    turn, raised = Flight.turn, [MemoryError(), KeyError("ours")]
+
+    def failing(flight):
+        if raised:
+            raise raised.pop(0)
+        return turn(flight)
+
+    monkeypatch.setattr(Flight, "turn", failing)
+    for status, code in ((503, "out_of_memory"), (500, "internal_error")):
+        found = server.send("/v1/completions", ENDLESS)
+        assert (found[0], found[2]["error"]["code"]) == (status, code)
+        assert "ours" not in found[2]["error"]["message"]
+    assert server.send("/v1/completions", ENDLESS | {"max_tokens": 2})[0] == 200
+
+
+def test_a_text_that_fails_touches_no_other(start):
+    """Guards the neighbours: one has no token left to choose in the middle of its text."""
+    server = start(slots=3)
+    with server.client() as client:
+        want = client.completions.create(**ENDLESS | {"max_tokens": 200}, extra_body=ON).choices[0].text
+        stream = client.completions.create(**ENDLESS | {"max_tokens": 200}, extra_body=ON, stream=True)
+        pieces = [next(stream).choices[0].text]
+        status, _, found = server.send(
+            "/v1/completions", ENDLESS | {"logit_bias": {str(token): -1e400 for token in range(259)}}
+        )
+        assert (status, found["error"]["message"][:16]) == (400, "no token is left")
+        pieces += [chunk.choices[0].text for chunk in stream]
+        assert "".join(pieces) == want
+
+
+@pytest.mark.parametrize("grace", [10.0, 0.0])
+def test_the_end_finishes_or_fails_every_request(start, grace):
+    """Guards the shutdown: with time left all texts are finished; without, each is told, and so is who waits."""
+    server = start(slots=1, grace=grace)
+    found = {}
+
+    def ask(name, **options):
+        try:
+            with server.client() as client:
+                done = client.completions.create(**ENDLESS | {"max_tokens": 600}, extra_body=ON, **options)
+                found[name] = "".join(c.choices[0].text for c in done) if options else done.choices[0].text
+        except openai.APIError as error:
+            found[name] = error
+
+    threads = [threading.Thread(target=ask, args=("stream",), kwargs={"stream": True})]
+    threads[0].start()
+    server.settled(running=1)
+    while not server.metric("vllm:generation_tokens_total"):
+        time.sleep(0.002)
+    threads.append(threading.Thread(target=ask, args=("waits",)))
+    threads[1].start()
+    while not server.scheduler.num_waiting:
+        time.sleep(0.002)
+    server.stop()
+    for thread in threads:
+        thread.join(10)
+    if grace:
+        assert found["stream"] == found["waits"]
+    else:
+        assert {name: "the server shut down" in str(error) for name, error in found.items()} == {
+            "stream": True,
+            "waits": True,
+        }
+        assert found["waits"].status_code == 503
+    with pytest.raises(ConnectionError):
+        server.send("/health", b"", "GET")
+
+
+def test_every_request_is_a_line_in_the_log(server, caplog):
+    """Guards the log: JSON with the id of the request, what it took, and who asked."""
+    caplog.set_level("INFO", "selfspec.server")
+    body = {"prompt": "hi", "max_tokens": 3, "user": "ann", **ON}
+    server.send("/v1/completions", body, **{"x-request-id": "abc"})
+    end = time.monotonic() + 5
+    while not caplog.records and time.monotonic() < end:  # it is written after the answer is out
+        time.sleep(0.002)
+    line = json.loads(caplog.records[-1].message)
+    assert {**line, "seconds": 0} == {
+        "id": "abc",
+        "method": "POST",
+        "path": "/v1/completions",
+        "status": 200,
+        "stream": False,
+        "texts": 1,
+        "user": "ann",
+        "prompt_tokens": 2,
+        "completion_tokens": 3,
+        "seconds": 0,
+    }
