@@ -16,7 +16,9 @@ ASKED = {"temperature": 1.0, "seed": 3, "max_new_tokens": 12, "ignore_eos": True
 
 @pytest.fixture(scope="module")
 def engine(tiny):
-    return selfspec.load(tiny, draft="ngram", adaptive=False, **({} if has_native() else {"dtype": "float64"}))
+    return selfspec.load(
+        tiny, draft="ngram", adaptive=False, **({"threads": 1} if has_native() else {"dtype": "float64"})
+    )
 
 
 def test_a_long_prompt_runs_in_pieces_between_the_rounds_of_others(engine):

@@ -20,7 +20,7 @@ def test_a_signal_ends_it_after_the_answers_are_out(spawn, tiny):
         assert line, "it ended"
         line = process.stderr.readline().decode()
     url = re.search(r"mine at (http://localhost:[0-9]+/v1)", line)[1]
-    body = {"prompt": "hi", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    body = {"prompt": "hi", "max_tokens": 500, "ignore_eos": True, "stream": True}
     request = urllib.request.Request(
         f"{url}/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )

@@ -60,9 +60,12 @@ def command(
     the temperature is 1, as with OpenAI. An API key is asked for where the variable SELFSPEC_API_KEY is set. See
     docs/serving.md for the fields.
     """
+    from selfspec.model.embedded import EMBEDDED
+
     try:
         import selfspec.server.app  # noqa: F401 (looks whether the extra is installed)
         from selfspec.server.run import listen
+
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise
@@ -73,6 +76,8 @@ def command(
     name = options.pop("name")
     _settings(name or "?", drafts, limits)  # a mistake is said before the model loads
     if named is not None:
+        if options["model"] not in (EMBEDDED, named):
+            raise OptionError(f"the model is {named!r} and --model {options['model']!r}; give one")
         options["model"] = named
     with closing(listen(host, port)) as bound:
         engine = open_engine(options)

@@ -26,12 +26,15 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that is bound; port 0 takes a free one. Raises OptionError where that cannot be."""
     if isinstance(port, bool) or not 0 <= port <= 65535:
         raise OptionError(f"port is {port}; it must be 0 (any free one) to 65535")
+    bound = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.socket(family)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
     except OSError as error:
+        if bound is not None:
+            bound.close()
         raise OptionError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; give another --port"
         ) from error
