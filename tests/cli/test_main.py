@@ -20,7 +20,7 @@ def test_help_of_every_verb(call, verb):
     result = call(verb, "--help")
     assert result.exit_code == 0, result.stderr
     assert result.stderr == ""
-    assert "--json" in result.stdout
+    assert "--json" in result.stdout or verb == "serve"  # which prints no result
     examples = result.stdout.partition("Examples:")[2].strip().splitlines()
     assert len(examples) >= 2
     assert all("selfspec " in line for line in examples)

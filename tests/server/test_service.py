@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import threading
 import time
@@ -20,6 +22,7 @@ ON = {"ignore_eos": True}
     ("change", "words", "param"),
     [
         ({"tools": [{"type": "function"}]}, "no field tools here", "tools"),
+        ({"\ud800": 1}, "no field ? here", "?"),
         ({"magic": 1, "audio": {}}, "no field magic, audio here", "magic"),
         ({"response_format": {"type": "json_object"}}, 'it must be {"type": "text"}', "response_format"),
         ({"num_beams": 4}, "num_beams is not offered: beam search", "num_beams"),
@@ -118,6 +121,10 @@ def test_keys_types_and_sizes_are_checked_first(start):
     right = {"authorization": "Bearer sesame"}
     assert server.send("/v1/completions", {"prompt": "a"}, **right, **{"content-type": "text/plain"})[0] == 415
     assert server.send("/v1/completions", {"prompt": "a" * 400}, **right)[0] == 413
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
+        pieces = iter([b" " * 200] * 3)  # sent in chunks, without a length
+        connection.request("POST", "/v1/completions", pieces, right | {"content-type": "application/json"})
+        assert connection.getresponse().status == 413
 
 
 def test_more_requests_than_may_wait_are_sent_away(start):

@@ -88,7 +88,7 @@ class Answer:
         try:
             await asyncio.wait([getting, gone], return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
-                raise GoneError
+                raise GoneError("the client has left")
             found = getting.result()
         finally:
             getting.cancel()

@@ -155,7 +155,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path[:80]}"
     if error.status_code == 405:
-        return failed(MethodError(f"{where} is not offered; look up the method in docs/serving.md"))
+        allowed = dict(error.headers or {}).get("Allow", "another method")
+        return failed(MethodError(f"{where} is not offered; there is {allowed}"))
     return failed(
         RouteError(f"{where} is not there; texts come from POST /v1/chat/completions and /v1/completions")
     )

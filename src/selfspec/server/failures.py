@@ -129,4 +129,12 @@ def body_of(error: Exception) -> dict[str, Any]:
     is_ours = isinstance(error, SelfspecError | OutOfMemoryError)
     fallback = "out of memory; try again later" if isinstance(error, MemoryError) else "internal error; see the log"
     message = one_line(error, 1000) if is_ours else fallback
-    return {"error": {"message": message, "type": kind, "param": getattr(error, "param", None), "code": code}}
+    param = getattr(error, "param", None)
+    return {
+        "error": {"message": _utf8(message), "type": kind, "param": param and _utf8(param), "code": code},
+    }
+
+
+def _utf8(text: str) -> str:
+    """A client's words without lone surrogates, which no answer could carry back."""
+    return text.encode("utf-8", "replace").decode()
