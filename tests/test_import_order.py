@@ -29,6 +29,7 @@ LAYERS = [
     ["engine", "stream", "batch", "generation"],
     ["loading"],
     ["measure"],
+    ["export"],
     ["cli", "__main__"],
 ]
 TORCH = ("runtime.torch", "runtime.products")
