@@ -1,4 +1,4 @@
-"""A folder of packed weights is a model by itself: the same one, in the native core, or one line that says why not."""
+"""A folder of packed weights is a model by itself: the same one, in the native core, or one line says why not."""
 
 from __future__ import annotations
 

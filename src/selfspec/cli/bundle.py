@@ -8,7 +8,7 @@ from selfspec.cli.output import emit_json, examples, size
 
 _EXAMPLES = examples(
     "selfspec bundle smollm2-135m --out river",
-    "river/run.sh 'Name three rivers in Portugal.'    # there: installs itself once",
+    "selfspec generate 'Name three rivers.' --model river/model",
     "selfspec bundle ./my-llama --out box --bits 4 --profile profile.json",
 )
 

@@ -61,8 +61,8 @@ def _require_machine(needs: dict[str, str]) -> None:
         os.execv(wanted, [wanted, *sys.argv])  # noqa: S606
     wants, has = (f"{each['python']} on {each['system']} ({each['abi']})" for each in (needs, here))
     _fail(
-        f"this bundle needs {wants}, and {sys.executable} is {has}; set PYTHON to the right one, or make the bundle "
-        "on such a machine"
+        f"this bundle needs {wants}, and {sys.executable} is {has}; set PYTHON to the right one, or make "
+        "the bundle on such a machine"
     )
 
 

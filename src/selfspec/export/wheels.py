@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 OURS = "selfspec"
 _NOT_PACKED = {"RECORD", "RECORD.jws", "RECORD.p7s", "INSTALLER", "REQUESTED", "direct_url.json"}  # of this place
-_SOURCES = {".py", ".pyi", ".typed", ".sh"}
+_CORES = {".so", ".pyd"}  # of which a checkout may have several, for several Pythons
 _TIME = (1980, 1, 1, 0, 0, 0)  # of every file, so that the same files make the same wheel
 
 
@@ -178,9 +178,12 @@ def _is_in_place(of: Distribution) -> bool:
 def _our_files(of: Distribution) -> list[_Content]:
     """What runs here of this package: its sources, its native core, and what RECORD has of its metadata."""
     package, core = _package(), find_spec(f"{OURS}._native")
-    files = [path for path in package.rglob("*") if path.suffix in _SOURCES and path.is_file()]
-    if core is not None and core.origin is not None:
-        files.append(Path(core.origin))
+    own = None if core is None or core.origin is None else Path(os.path.normpath(core.origin))
+    files = [
+        path
+        for path in package.rglob("*")
+        if path.is_file() and path.parent.name != "__pycache__" and (path.suffix not in _CORES or path == own)
+    ]
     contents = [_Content(f"{OURS}/{path.relative_to(package).as_posix()}", path.read_bytes()) for path in files]
     return contents + [each for each in _recorded(of) if each.name.startswith(f"{_info(of)}/")]
 
