@@ -66,6 +66,7 @@ def test_what_cannot_be_bundled_is_one_line(refused, call, tiny, made, tmp_path)
     for options, words in [
         (("--out", box), r"--out '.*box' is there already; name a new folder, or remove it"),
         (("--out", tmp_path / "no" / "box"), "cannot be written: its folder does not exist"),
+        (("--out", "/proc/box"), "cannot write '/proc/box': No such file or directory; free some space, or name"),
         (("--out", new, "--bits", 5), "bits is 5; it must be one of 4, 8, 16, 32"),
         (("--out", new, "--profile", tmp_path / "none.json"), "there is no none.json"),
         (("--out", new, "--profile", box / "machine.json"), "is no file of `selfspec profile --out`"),

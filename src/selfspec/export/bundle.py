@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import file_digest
 from importlib import resources
@@ -22,7 +23,7 @@ from selfspec.runtime.cpu_model import precision_of
 from selfspec.runtime.packed import find_packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from importlib.metadata import Distribution
 
     from selfspec.runtime.packed import PackedModel
@@ -94,16 +95,25 @@ def make_bundle(
     packed = find_packed(model, bits, notify=notify, progress=progress)
     if profile is not None:
         _check_profile(expanded(profile), packed)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
+    with _aside(target) as scratch:
         found = _fill(scratch, packed, distributions, profile, notify)
-        scratch.chmod(0o755)
-        scratch.rename(target)
-    except OSError as error:
-        raise ModelError(f"cannot write {quoted(target)}: {one_line(error.strerror or error)}") from error
-    finally:  # of an interruption too; after the rename there is nothing to remove
-        shutil.rmtree(scratch, ignore_errors=True)
     return Bundle(target, *found)
+
+
+@contextmanager
+def _aside(target: Path) -> Iterator[Path]:
+    """A folder that becomes ``target`` by one rename if all goes well, and is gone if not."""
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            yield scratch
+            scratch.chmod(0o755)
+            scratch.rename(target)
+        finally:  # of an interruption too; after the rename there is nothing to remove
+            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        why = one_line(error.strerror or error)
+        raise ModelError(f"cannot write {quoted(target)}: {why}; free some space, or name another --out") from error
 
 
 def _checked(target: Path) -> Path:

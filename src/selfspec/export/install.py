@@ -24,7 +24,7 @@ def machine() -> dict[str, str]:
     return {
         "python": "{} {}.{}".format(platform.python_implementation(), *sys.version_info[:2]),
         "system": f"{platform.system()} {platform.machine()}",
-        "libc": " ".join(platform.libc_ver()).strip(),
+        "libc": " ".join(platform.libc_ver()).strip() or f"macOS {platform.mac_ver()[0]}",
         "abi": sysconfig.get_config_var("SOABI") or "",
     }
 

@@ -134,9 +134,9 @@ def _recorded(of: Distribution) -> Iterator[_Content]:
             continue
         if listed.parts[0].endswith(".dist-info") and listed.name in _NOT_PACKED:
             continue
-        name, is_script = _place(of, path)
-        if is_script and path.stem in made:
+        if path.stem in made and not path.is_relative_to(_path(of, "")):
             continue
+        name, is_script = _place(of, path)
         try:
             data = path.read_bytes()
         except OSError as error:
