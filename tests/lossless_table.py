@@ -161,6 +161,8 @@ CHAINS = {
     "layer_skip": ("layer_skip", {"skip": "attention 2,4 mlp 3"}),
     "layer_skip from the first": ("layer_skip", {"skip": "attention 0 mlp 2"}),
     "clasp": ("clasp", {"skips": 2, "interval": 3, "confidence": 0.05}),
+    "swift": ("swift", {"window": 3, "bayes_interval": 2, "enough": 1.0, "confidence": 0.02}),
+    "conflayers": ("conflayers", {"window": 3, "interval": 2, "confidence": 0.02}),
     "ngram": ("ngram", {"adaptive": False}),
     "ngram stop": ("ngram", {"confidence": 0.25, "adaptive": False}),
     "suffix": ("suffix", {"adaptive": False}),
@@ -171,6 +173,7 @@ TREES = {
     "early_exit comb": ("early_exit", {"exit_layer": 2, "siblings": 1}),
     "early_exit wide comb": ("early_exit", {"exit_layer": 4, "siblings": 3, "confidence": 0.05, "adaptive": True}),
     "layer_skip comb": ("layer_skip", {"skip": "1-2", "siblings": 2, "confidence": 0.05, "adaptive": True}),
+    "swift comb": ("swift", {"window": 2, "siblings": 2, "confidence": 0.0}),
     "ngram comb": ("ngram", {"adaptive": False, "siblings": 2}),
     "draft_model comb": ("draft_model", {"draft_model": "other", "siblings": 2, "confidence": 0.05}),
     "suffix told": (Told, {"adaptive": False, "siblings": 2}),
@@ -193,10 +196,10 @@ LIGHTER = {  # drafters of runtimes that can run the same model in fewer bits
     "quantized": ("quantized", {}),
     "quantized comb": ("quantized", {"draft_bits": 4, "siblings": 2, "confidence": 0.05}),
 }
-LOOK_UPS = {"ngram", "suffix", "scripted", Bush, Told}
+DETERMINISTIC = {"ngram", "suffix", "scripted", "swift", "conflayers", Bush, Told}  # whatever is sampled
 # unless greedy or coupled
 SAMPLED = {"auto drawing"} | {
-    name for name, (kind, _) in (CHAINS | TREES | LIGHTER).items() if kind not in LOOK_UPS
+    name for name, (kind, _) in (CHAINS | TREES | LIGHTER).items() if kind not in DETERMINISTIC
 }
 
 
