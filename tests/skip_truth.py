@@ -17,7 +17,7 @@ from selfspec.types import LayerPlan, Sampling, SubLayer
 
 SAMPLING = Sampling(1.0)
 PROMPTS = [(3, 5, 1, 2), (1, 2, 3, 4)]
-NEW = 68
+NEW = 60
 HEAD = 0.5  # what the head costs, in layers: a sub-layer costs half a one
 GAMMA = 8
 V = tuple(1.0 + 0.05 * i for i in range(GAMMA + 1))  # v(T)

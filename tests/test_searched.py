@@ -33,16 +33,15 @@ def runtime():
 def test_matchness_is_the_share_of_tokens_that_a_draft_would_foretell(runtime):
     """Guards the places: each row where its token stands, after the full model's keys and values."""
     plan = LayerPlan.skipping(LAYERS, [2, 5], [3])
-    context, text = opened(runtime, TOKENS)
-    told = [
-        int(np.asarray(runtime.logits(full_states(runtime, plan, TOKENS, p))).argmax()) for p in range(len(TOKENS))
-    ]
-    # tokens that the draft foretells at every second place, wherever it stands
-    text.tokens[:] = TOKENS
+    tokens, right = list(TOKENS[:4]), [True, True, False, True, False, False, True, True]
+    for is_right in right:
+        state = full_states(runtime, plan, tokens, len(tokens) - 1)
+        told = int(np.asarray(runtime.logits(state)).argmax())
+        tokens.append(told if is_right else (told + 1) % 61)
+    context, text = opened(runtime, tokens)
     before = context.row_layers[0]
-    got = matchness(context, text, plan, 6)
-    assert got == np.mean([told[p] == TOKENS[p + 1] for p in range(5, 11)])
-    assert context.row_layers[0] - before == 6 * plan.row_layers
+    assert matchness(context, text, plan, 7) == pytest.approx(np.mean(right[1:]))
+    assert context.row_layers[0] - before == 7 * plan.row_layers
     said = run(runtime, [TOKENS[:4]], new_tokens=12)[0].tokens
     context, text = opened(runtime, said)
     assert matchness(context, text, context.full, 10) == 1.0  # the model foretells its own words
@@ -181,8 +180,8 @@ def test_conflayers_judges_its_sets_by_their_drafts():
 
 
 SEARCHING = {
-    "swift": (Swift, SwiftOptions(window=4, gamma=1, confidence=0.0, enough=1.0), 4 * 5.5),
-    "conflayers": (ConfLayers, ConfLayersOptions(window=4, interval=2, gamma=1, confidence=0.0), 4 * 8),
+    "swift": (Swift, SwiftOptions(window=6, gamma=1, confidence=0.0, enough=1.0), 6 * 5.5),
+    "conflayers": (ConfLayers, ConfLayersOptions(window=6, interval=2, gamma=1, confidence=0.0), 6 * 8),
 }
 
 
@@ -190,20 +189,26 @@ SEARCHING = {
 def test_a_search_is_counted_as_drafting_and_waits_for_its_window(runtime, name):
     """Guards every figure: rows of the search are in the round that made them; none run too soon or too late."""
     kind, options, each = SEARCHING[name]
-    drafter, rounds = kind(options, runtime.config), []
+    drafter, host, rounds = kind(options, runtime.config), Keeping(runtime), []
+    drafter.bind(host)
+    (search,) = host.memory.values()
+    first = search.plan
 
     def each_round(context, texts, round_):
         (commit,) = round_.commits
         aside = commit.draft_row_layers - commit.drafted * drafter.plan.row_layers
         rounds.append((len(texts[0].tokens) - len(TOKENS) - len(commit.tokens), aside))
+        assert drafter.plan == search.plan  # what is found drafts at once
 
     run(runtime, [TOKENS], drafter, new_tokens=24, each_round=each_round)
     # more tokens than the window before it, as many cells as its rows beyond; the last round has no draft
-    possible = [said for said, _ in rounds if 4 < said <= 24 + 1 - 4]
+    possible = [said for said, _ in rounds if 6 < said <= 24 + 1 - 6]
     searched = [said for said, aside in rounds if aside]
     assert searched == possible if name == "swift" else len(searched) >= 2 and set(searched) <= set(possible)
     assert all(aside == each for _, aside in rounds if aside)
     assert searched[0] == possible[0]
+    assert max(said for said, _ in rounds) > 24 + 1 - 6
+    assert search.plan != first
 
 
 def test_what_is_known_outlives_a_text_and_belongs_to_its_options(runtime):

@@ -58,7 +58,7 @@ def redundant(tmp_path_factory):
     return trained.runtime(weights), Truth(**alphas)
 
 
-def write(runtime, drafter, seed, tokens=190):
+def write(runtime, drafter, seed, tokens=170):
     """A text of the model with a drafter; its rounds. The cache is longer than the text: windows fit to its end."""
     prompt = [seed % trained.VOCAB, (2 * seed + 1) % trained.VOCAB, 3]
     text = Text(0, 0, prompt, tokens, SAMPLING, Chance(seed, 0), lambda _: False)
@@ -71,7 +71,7 @@ def test_the_truth_is_what_each_plan_gives_alone(redundant):
     runtime, known = redundant
     engine = Engine(runtime, None, "trained", draft="plain")
     random = np.random.default_rng(0)
-    for _ in range(4):
+    for _ in range(2):
         inner = [step for step in INNER if random.random() < 0.4]
         outer = [step for step in OUTER if random.random() < 0.5]
         plan = LayerPlan.without(trained.LAYERS, [*inner, *outer])
@@ -122,13 +122,13 @@ def test_swift_comes_within_five_percent_of_the_best_set_of_its_size(redundant):
     runtime, known = redundant
     host, trials = Keeping(runtime), []
     for seed in range(3):
-        drafter = Swift(SwiftOptions(enough=1.0, gamma=4, confidence=0.5, max_trials=150), runtime.config)
+        drafter = Swift(SwiftOptions(enough=1.0, gamma=4, confidence=0.5, max_trials=130), runtime.config)
         drafter.bind(host)
         write(runtime, drafter, seed)
         (search,) = host.memory.values()
         trials.append(search.trials)
-    assert 0 < trials[0] < trials[1] <= trials[2] <= 150
-    assert trials[2] > 100
+    assert 0 < trials[0] < trials[1] <= trials[2] <= 130
+    assert trials[2] > 90
     size = len(drafter.plan.left_out)
     assert size == int(len(INNER) * 0.45)
     best = known.of_size(size, "likeliest")[0].speedup  # what it drafts are the likeliest tokens
