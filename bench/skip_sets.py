@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import skip_truth as st
-import trained
+import trained_decoder as trained
 
 
 class Found(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import trained
+import trained_decoder as trained
 from doubles import run
 
 from selfspec.context import Context, Text

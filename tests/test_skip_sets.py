@@ -11,7 +11,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-import trained
+import trained_decoder as trained
 from doubles import Keeping
 from filelock import FileLock
 from skip_truth import (
