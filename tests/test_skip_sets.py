@@ -58,7 +58,7 @@ def redundant(tmp_path_factory):
     return trained.runtime(weights), Truth(**alphas)
 
 
-def write(runtime, drafter, seed, tokens=170):
+def write(runtime, drafter, seed, tokens=230):
     """A text of the model with a drafter; its rounds. The cache is longer than the text: windows fit to its end."""
     prompt = [seed % trained.VOCAB, (2 * seed + 1) % trained.VOCAB, 3]
     text = Text(0, 0, prompt, tokens, SAMPLING, Chance(seed, 0), lambda _: False)
@@ -122,7 +122,9 @@ def test_swift_comes_within_five_percent_of_the_best_set_of_its_size(redundant):
     runtime, known = redundant
     host, trials = Keeping(runtime), []
     for seed in range(3):
-        drafter = Swift(SwiftOptions(enough=1.0, gamma=4, confidence=0.5, max_trials=130), runtime.config)
+        drafter = Swift(
+            SwiftOptions(window=100, enough=1.0, gamma=4, confidence=0.5, max_trials=130), runtime.config
+        )
         drafter.bind(host)
         write(runtime, drafter, seed)
         (search,) = host.memory.values()
