@@ -354,6 +354,15 @@ class Draft:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
         return tuple(depths.count(depth) for depth in range(max(depths, default=-1) + 1))
 
+    @property
+    def expected(self) -> float:
+        """How many tokens of the chain should hold, by its ``chances``."""
+        total, holds = 0.0, 1.0
+        for chance in self.chances:
+            holds *= chance
+            total += holds
+        return total
+
     def before(self, row: int) -> tuple[int, ...]:
         """The draft tokens up to and including that of ``row``: what the token after it follows."""
         if self.parents is None:

@@ -45,11 +45,13 @@ class Quantized(StepDrafter):
     Options = QuantizedOptions
     name = "quantized"
     summary = "the same model in fewer bits, on the same cache (runtime cpu); extra weights, no extra KV"
+    usual_alpha = 0.7
 
     def __init__(self, options: QuantizedOptions, config: ModelConfig) -> None:
         super().__init__(options, config)
         self._bits = options.draft_bits
         self._light: Runtime | None = None
+        self._share: float | None = None
 
     def bind(self, host: Host) -> None:
         """Pack and open the lighter weights."""
@@ -66,7 +68,13 @@ class Quantized(StepDrafter):
                 f"{' or '.join(map(str, possible))}"
             )
         self._light = host.open_model(bits=bits, **target.placement).runtime
+        self._share = self._light.pass_bytes / target.pass_bytes
         assert self._light.config == self.config
+
+    @property
+    def step_share(self) -> float | None:
+        """Bytes of a pass ÷ those of the target's."""
+        return self._share
 
     @property
     def runs(self) -> str:
