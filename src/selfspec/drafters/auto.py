@@ -31,7 +31,7 @@ from selfspec import drafters
 from selfspec.drafters.base import Drafter, DraftOptions, Extra, option
 from selfspec.drafters.evidence import Counts, Estimate, Knowledge, Mean, Rounds, held
 from selfspec.drafters.explain import Expected, Tally, explained
-from selfspec.drafters.specs import Spec, parse_specs
+from selfspec.drafters.specs import Spec, parse_specs, with_commas
 from selfspec.drafters.turn import NOTHING, Choice, Memory, Seat, Turn
 from selfspec.errors import OptionError
 
@@ -79,7 +79,9 @@ class AutoOptions(DraftOptions):
             raise OptionError(f"candidates is {self.candidates!r}; it must be names of drafters, with commas")
 
 
-_kind = cache(drafters.drafter_class)  # finding one reads the metadata of all packages
+# finding a drafter reads the metadata of all packages
+_kind = cache(drafters.drafter_class)
+_names = cache(lambda: tuple(drafters.available()))
 
 
 class Auto(Drafter):
@@ -311,7 +313,7 @@ def _candidates(options: AutoOptions, config: ModelConfig) -> Iterator[tuple[str
         if isinstance(entry, Drafter):
             yield entry.name, drafters.create(entry, config, {})
             continue
-        for spec in parse_specs(entry.replace("+", ",")):
+        for spec in parse_specs(with_commas(entry, _names())):
             yield from _variants(spec, options, config)
 
 

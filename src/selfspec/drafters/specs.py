@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import Field, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _SWITCH = {"on": True, "true": True, "off": False, "false": False}
 _KINDS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": lambda text: _SWITCH[text]}
@@ -39,6 +40,15 @@ class Spec:
         values = {name: _value(known[name], text) for name, text in self.given}
         kind(**values)
         return values
+
+
+def with_commas(text: str, names: Iterable[str]) -> str:
+    """A list whose entries may also be joined by +, with commas.
+
+    A + joins where one of ``names`` follows: elsewhere it belongs to the name of a file.
+    """
+    known = "|".join(map(re.escape, names))
+    return re.sub(rf"\+(?=(?:{known})(?:[:,+]|$))", ",", text)
 
 
 def parse_specs(text: str) -> list[Spec]:
