@@ -49,8 +49,8 @@ class Rounds:
 class Counts:
     """Right and judged tokens by depth, with a discount for the ``rounds`` that went by since.
 
-    A run of tokens that are all right, or all wrong, and that is too unlikely by what was counted, says that the
-    text has changed: what was before it then counts for little.
+    A run of rounds whose tokens are all right, or all wrong, and that is too unlikely by what was counted, says that
+    the text has changed: what was before it then counts for little.
     """
 
     def __init__(self, rounds: Rounds) -> None:
@@ -75,13 +75,19 @@ class Counts:
         """Count a token."""
         depth = min(depth, _DEPTHS - 1)
         right, judged = self.seen(depth)
-        run = self._runs[depth]
-        self._runs[depth] = run = max(run, 0) + 1 if is_right else min(run, 0) - 1
+        self._runs[depth] = run = self._run(depth, is_right)
         if judged > KEPT_AT_CHANGE:
             so_far = (right + 0.5) / (judged + 1.0)
             if (so_far if is_right else 1.0 - so_far) ** abs(run) < UNLIKELY:
                 right, judged = right * KEPT_AT_CHANGE / judged, KEPT_AT_CHANGE
         self._cells[depth] = (MEMORY * right + is_right, MEMORY * judged + 1.0, self._rounds.now)
+
+    def _run(self, depth: int, is_right: bool) -> int:
+        """The run with this token; texts of one round, which may be alike, make it no longer."""
+        run = self._runs[depth]
+        if run and self._cells[depth][2] == self._rounds.now:
+            return run if is_right == (run > 0) else 0
+        return max(run, 0) + 1 if is_right else min(run, 0) - 1
 
 
 class Mean:
