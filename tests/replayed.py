@@ -2,7 +2,8 @@
 
 `data/answers.jsonl` has an answer of SmolLM2-135M in bf16 to a built-in prompt of each task, tokens renumbered;
 ``agrees[i]`` is how many tokens a draft of the same model in 4 bits has right that begins at token i + 1 of the
-answer, at most 7, and ``exits`` where exits after 3, 7 and 15 of 30 layers are right. Costs are those of docs/log.md.
+answer, at most 7, and ``exits`` where exits after 3, 7 and 15 of 30 layers are right. Costs are those of
+docs/log.md.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from selfspec.types import Draft, Sampling
 LAYERS, HEAD, SIZE = 30, 0.2, 400
 WRONG = SIZE - 1
 EXITS = {3: 0, 7: 1, 15: 2}
-# bits: seconds of a pass, v at 1, 2, 4, 8 and 16 rows, seconds of a look-up and its share of the loop
+# bits: seconds of a pass, and v at 1, 2, 4, 8 and 16 rows
 COSTS = {
     16: (0.0115, (1.0, 1.07, 1.24, 1.5, 2.6)),
     8: (0.0076, (1.0, 1.11, 1.30, 1.82, 3.4)),

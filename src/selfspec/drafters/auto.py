@@ -6,14 +6,15 @@ less than plain decoding gives: of repeated choices, the one with the largest E 
 long run (Dinkelbach 1967). γ = 0 is worth 0. With several texts in one pass λ is the rate of all of them, so a row
 has to bring more the more texts share the pass.
 
-E comes from discounted counts of what was right, per drafter and depth of the draft, or per chance where the
-drafter states it (`evidence`); t from the clock of the loop. Decisions see tokens that have been committed, drafts
-that have been judged and times that have passed, never a random number that is still to be used, so the law of the
-text is that of plain decoding.
+E comes from discounted counts of what was right, per drafter and depth of the draft, or from what the drafter says
+of its draft, times how honest it was (`evidence`); t from the clock of the loop. Decisions see tokens that have
+been committed, drafts that have been judged and times that have passed, never a random number that is still to be
+used, so the law of the text is that of plain decoding.
 
 - Nothing is drafted by a drafter that was not seen to be right lately. What a look-up says is compared with what
   comes, at no cost. Of a draft that runs layers one token is drafted and left out, and the pass resumes from its
-  states: such a *probe* costs the head, and all probes a hundredth of the time, some of it in advance.
+  states: such a *probe* costs the head. All probes take a hundredth of the time, some of it in advance, and grow
+  rare where nothing comes of them; a dear one is saved up for.
 - Verification after an exit at layer k is a partial pass, V = f + (1 - f) v(γ + 1).
 - The price of rows is learned by the runtime (`PassCosts`), which forgets. It needs no term for the context: a text
   grows by a row per token, and the share of attention moves far more slowly than the fifty passes remembered.
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from selfspec.types import Draft
 
 CANDIDATES = "suffix,early_exit"
+"""What brings no weights and no KV: a default must not take memory that nobody asked for. `quantized` and
+`draft_model` are for those who name them."""
 LOOK_AGAIN = 64
 """Rounds after which one without a draft shows again what plain decoding costs."""
 _UNKNOWN_STEP = 0.5  # of a pass: a draft step of a drafter of which nothing is known
@@ -62,7 +65,8 @@ class AutoOptions(DraftOptions):
     adaptive: bool = option(True, "Always on: deciding anew in every round is what it does.")
     candidates: str | Sequence[str | Drafter] = option(
         CANDIDATES,
-        "Drafters to choose from, with commas (or +), options after colons: suffix,early_exit:exit_layer=8.",
+        "Drafters to choose from, with commas (or +), options after colons: suffix,quantized:draft_bits=4. "
+        "What they bring, weights or KV, is held beside the model.",
     )
     repeatable: bool = option(
         True,

@@ -49,8 +49,8 @@ class Rounds:
 class Counts:
     """Right and judged tokens by depth, with a discount for the ``rounds`` that went by since.
 
-    A run of rounds whose tokens are all right, or all wrong, and that is too unlikely by what was counted, says that
-    the text has changed: what was before it then counts for little.
+    A run of rounds whose tokens are all right, or all wrong, and that is too unlikely by what was counted, says
+    that the text has changed: what was before it then counts for little.
     """
 
     def __init__(self, rounds: Rounds) -> None:
