@@ -7,7 +7,7 @@
 
 #define UNROLL _Pragma("GCC unroll 32")
 
-namespace selfspec::neon {
+namespace selfspec::SET {
 
 constexpr int TILE_ROWS = 4;  // of a product
 constexpr int VECTORS = 6;    // query vectors of a tile of attention
@@ -89,20 +89,22 @@ static inline void store_bytes(std::int8_t* p, const I8* q) {
 }
 static inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
-template <Kind kind> static inline void weights(const std::uint8_t* w, int k, F8& low, F8& high) {
+#include "eights.inl"
+
+template <Kind kind> static inline void weights(const std::uint8_t* w, int k, Wide (&v)[PARTS]) {
   if constexpr (kind == Kind::fp32) {
     const float* p = reinterpret_cast<const float*>(w) + k * 16;
-    low = load(p), high = load(p + 8);
+    v[0] = load(p), v[1] = load(p + 8);
   } else if constexpr (kind == Kind::fp16) {
     const std::uint16_t* p = reinterpret_cast<const std::uint16_t*>(w) + k * 16;
-    low = load(p), high = load(p + 8);
+    v[0] = load(p), v[1] = load(p + 8);
   } else {
     const uint32_t* p = reinterpret_cast<const uint32_t*>(w + k * 32);
     const uint32x4_t a = vld1q_u32(p), b = vld1q_u32(p + 4), top = vdupq_n_u32(0xffff0000);
-    low = {vreinterpretq_f32_u32(vshlq_n_u32(a, 16)), vreinterpretq_f32_u32(vshlq_n_u32(b, 16))};
-    high = {vreinterpretq_f32_u32(vandq_u32(a, top)), vreinterpretq_f32_u32(vandq_u32(b, top))};
+    v[0] = {vreinterpretq_f32_u32(vshlq_n_u32(a, 16)), vreinterpretq_f32_u32(vshlq_n_u32(b, 16))};
+    v[1] = {vreinterpretq_f32_u32(vandq_u32(a, top)), vreinterpretq_f32_u32(vandq_u32(b, top))};
   }
-  keep(low), keep(high);
+  keep(v[0]), keep(v[1]);
 }
 
 // Four outputs of one pair of inputs.
@@ -150,4 +152,4 @@ template <int R> static inline void dot_int4(const std::uint8_t* w, const std::i
       c[t][h] = {folded(sums[t][4 * h], sums[t][4 * h + 1]), folded(sums[t][4 * h + 2], sums[t][4 * h + 3])};
 }
 
-}  // namespace selfspec::neon
+}  // namespace selfspec::SET

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from selfspec.model.config import ModelConfig, Rope
+    from selfspec.runtime.rotary import Floats
     from selfspec.types import Integers
 
 
@@ -262,6 +263,12 @@ def _as_stored(device: torch.device) -> Iterator[None]:
     is_cast = torch.is_autocast_enabled(device.type)
     with torch.no_grad(), torch.autocast(device.type, enabled=False) if is_cast else nullcontext():
         yield
+
+
+def _power(base: float, exponents: Floats) -> Floats:
+    """As transformers has it, to the last bit, which differs between libraries where there is AVX-512."""
+    found: Floats = torch.pow(base, torch.from_numpy(exponents)).numpy()
+    return found
 
 
 def _dtype(name: str) -> torch.dtype:

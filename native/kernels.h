@@ -1,0 +1,12 @@
+// Which kernel sets there are.
+#pragma once
+#include <vector>
+
+#include "kinds.h"
+
+namespace selfspec {
+
+// Those that this processor runs, the fastest first. The portable one is always among them.
+std::vector<const Kernels*> kernel_sets();
+
+}  // namespace selfspec
