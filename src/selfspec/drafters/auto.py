@@ -32,6 +32,7 @@ from selfspec import drafters
 from selfspec.drafters.base import Drafter, DraftOptions, Extra, option
 from selfspec.drafters.evidence import Counts, Estimate, Knowledge, Mean, Rounds, held
 from selfspec.drafters.explain import Expected, Tally, explained
+from selfspec.drafters.prior import read_prior
 from selfspec.drafters.specs import Spec, parse_specs, with_commas
 from selfspec.drafters.turn import NOTHING, Choice, Memory, Seat, Turn
 from selfspec.errors import OptionError
@@ -67,6 +68,9 @@ class AutoOptions(DraftOptions):
         CANDIDATES,
         "Drafters to choose from, with commas (or +), options after colons: suffix,quantized:draft_bits=4. "
         "What they bring, weights or KV, is held beside the model.",
+    )
+    profile: str | None = option(
+        None, "Begin with what `selfspec profile --out FILE` measured of this model on this machine: that FILE."
     )
     repeatable: bool = option(
         True,
@@ -132,7 +136,8 @@ class Auto(Drafter):
         """Candidates get what they need of the engine; what is learned is kept there."""
         for _, candidate in self._labelled:
             candidate.bind(host)
-        self._knowledge = host.kept(("auto", *(label for label, _ in self._labelled)), self._unknowing)
+        key = ("auto", self._settings.profile, *(label for label, _ in self._labelled))
+        self._knowledge = host.kept(key, lambda: self._informed(host))
         self._choices = self._judged()
 
     def begin(self, text: Text) -> None:
@@ -158,6 +163,22 @@ class Auto(Drafter):
 
     def _unknowing(self) -> Knowledge:
         return Knowledge.of(len(self._labelled))
+
+    def _informed(self, host: Host) -> Knowledge:
+        """What is known before anything was drafted: what a profile measured, if there is one."""
+        known, file = self._unknowing(), self._settings.profile
+        prior = None if file is None else read_prior(file, host)
+        if prior is None:
+            return known
+        costs = host.runtime.costs
+        for rows, seconds in enumerate(() if costs.a_pass else prior.seconds, start=1):
+            costs.observe(rows, seconds)
+        for (_, candidate), record in zip(self._labelled, known.records, strict=True):
+            plan = candidate.plan
+            is_exit = plan is not None and plan.shared_prefix == plan.row_layers
+            if is_exit and plan is not None and (found := prior.exits.get(plan.shared_prefix)):
+                record.believe(found.c, found.alphas)
+        return known
 
     def _judged(self) -> list[Choice]:
         """The candidates with what is known of them."""

@@ -28,6 +28,8 @@ HOPE_WEIGHT = 4.0
 """How many tokens a doubt needs: judging what is worth a probe, the unknown is taken to be right."""
 SURPRISE = 16
 """Rounds that a verification of unexpected length counts for, until plain decoding is looked at."""
+MEASURED_WEIGHT = 8.0
+"""How many tokens, or steps, what `selfspec profile` measured counts for."""
 UNLIKELY = 0.002
 """How unlikely a run of right or wrong tokens is that says that the text has changed."""
 KEPT_AT_CHANGE = 2.0
@@ -81,6 +83,10 @@ class Counts:
             if (so_far if is_right else 1.0 - so_far) ** abs(run) < UNLIKELY:
                 right, judged = right * KEPT_AT_CHANGE / judged, KEPT_AT_CHANGE
         self._cells[depth] = (MEMORY * right + is_right, MEMORY * judged + 1.0, self._rounds.now)
+
+    def believe(self, depth: int, rate: float, weight: float) -> None:
+        """Begin with a rate that was measured elsewhere, as with so many tokens."""
+        self._cells[min(depth, _DEPTHS - 1)] = (rate * weight, weight, self._rounds.now)
 
     def _run(self, depth: int, is_right: bool) -> int:
         """The run with this token; texts of one round, which may be alike, make it no longer."""
@@ -141,6 +147,13 @@ class Record:
         """Tokens that held ÷ those that the drafter said would; 1 before anything is known."""
         return (self.right + STATED_WEIGHT) / (self.stated + STATED_WEIGHT)
 
+    def believe(self, c: float, alphas: Sequence[float]) -> None:
+        """Begin with what was measured elsewhere: of a draft step, and by depth of the draft."""
+        self.step.learn(c * MEASURED_WEIGHT, MEASURED_WEIGHT)
+        for depth, alpha in enumerate(alphas):
+            self.counts.believe(depth, alpha, MEASURED_WEIGHT)
+        self.proof = alphas[0] / (1.0 - MEMORY) if alphas else 0.0
+
     def judged(self, is_right: bool) -> None:
         """Its next token was right, or not."""
         self.was_right, self.proof, self.idle = is_right, MEMORY * self.proof + is_right, 0
@@ -153,7 +166,7 @@ class Record:
     def tried(self, now: int) -> None:
         """It was tried in spite of what is known: the less comes of it, the longer until the next time."""
         self.misses += 1
-        self.due = now + min(self.misses * self.misses // 8, LONGEST_PAUSE)
+        self.due = now + min(self.misses * self.misses // 2, LONGEST_PAUSE)
 
     def paid(self) -> None:
         """It is worth drafting with."""
