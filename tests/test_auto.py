@@ -82,6 +82,7 @@ def test_it_catches_a_controller_that_spends_more(monkeypatch, fault):
     """The negative controls of the test before."""
     if fault == "no budget":
         monkeypatch.setattr(Account, "allows", lambda *_, **__: True)
+        monkeypatch.setattr(evidence.Record, "tried", lambda *_: None)
         monkeypatch.setattr(Counts, "rate", lambda _self, _cell, prior, _weight: prior)
         assert lost(0.15)[0] > 0.02
     else:

@@ -1,4 +1,4 @@
-"""What a profile tells the controller at the beginning: no probes of what is known, and nothing of another machine."""
+"""What a profile tells the controller at the beginning: nothing is probed that is known; others are left out."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def test_another_model_is_left_out_and_said_once(tmp_path):
     assert host.told == [f"the profile {file!r} was measured with another fingerprint; it is left out"]
 
 
-@pytest.mark.parametrize(("text", "words"), [(None, "cannot be read"), ("{}", "no finished profile"), ("[", "is no")])
+@pytest.mark.parametrize(
+    ("text", "words"), [(None, "cannot be read"), ("{}", "no finished profile"), ("[", "is no")]
+)
 def test_what_is_no_profile_is_refused(tmp_path, text, words):
     """Guards the user's mistakes: one line, before a text begins."""
     path = tmp_path / "file.json"

@@ -23,7 +23,7 @@ def mean(found):
 def test_the_default_is_as_good_as_look_up_alone(bits):
     """Guards the default: 3 % at most for deciding and for exits that are never right, and none much slower."""
     alone, chosen = gains(bits, "suffix"), gains(bits, DEFAULT)
-    assert mean(chosen) > 0.98 * mean(alone)
+    assert mean(chosen) > 0.985 * mean(alone)
     for task, gain in chosen.items():
         assert gain > 0.96 * alone[task], task
         assert gain > 0.97, task
@@ -72,7 +72,7 @@ def test_the_batch_in_which_speculation_stops_paying_is_found(slope, texts):
         batch_gain(texts, slope, drafters.create("early_exit", CONFIG, {"exit_layer": 2, "gamma": gamma}), 50)[0]
         for gamma in (1, 2)
     )
-    assert gain > 0.96
+    assert gain > 0.98
     assert gain > 0.94 * fixed
     if fixed < 0.95:
         assert layers < 1.02

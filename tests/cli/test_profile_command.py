@@ -56,7 +56,7 @@ def test_one_document(profile):
 
 
 def test_a_file_is_gone_on_with(profile, call, tiny, tmp_path, monkeypatch):
-    """Guards --out: what is there is kept, another budget, check or number of pairs goes on with it; auto reads it."""
+    """Guards --out: what is there is kept, another budget, check or number of pairs goes on; auto reads it."""
     out = tmp_path / "profile.json"
     first = profile("--out", out, "--check", 0, "--json")
     assert first.exit_code == 0, first.output

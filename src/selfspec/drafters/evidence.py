@@ -229,6 +229,11 @@ class Account:
         """So much time went by."""
         self.balance = min(self.balance + self._share * passes, self._most)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no more can be saved up."""
+        return self.balance >= self._most
+
     def allows(self, passes: float, debt: float = 0.0) -> bool:
         """Whether so much may be spent now, with a balance of ``-debt`` in the end."""
         return self.balance - passes >= -debt

@@ -265,6 +265,9 @@ class Turn:
         known = self._knowledge
         if known.now < known.think_at:  # thinking of it takes time too
             return
+        seats = [seat for seat in self.seats if seat.memory.by == PLAIN]
+        if not seats and not known.probes.is_full:  # rows of a look-up begin at layer 0: nothing would be saved
+            return
         worth = {i: self._hope(i) / self._probe_takes(i) for i in self._due}
         i = max(worth, key=worth.__getitem__, default=PLAIN)
         if i == PLAIN or worth[i] <= 0.0:
@@ -274,10 +277,11 @@ class Turn:
         if not known.probes.allows(takes, debt=1.0 if record.was_right else 0.0):
             known.think_at = known.now + min(known.probes.wait(takes), _THINK)
             return
-        seat = self.seats[known.now % len(self.seats)]
+        seats = seats or self.seats
+        seat = seats[known.now % len(seats)]
         (draft,), passes = self._ask(i, [seat], [1])
         self._learn_step(i, [draft], passes)
-        saved = 0.0 if draft.hidden is None else self._choices[i].f
+        saved = 0.0 if draft.hidden is None or self._rows > 1 else self._choices[i].f
         known.probes.spend(max(passes - saved, _LEAST_PROBE))
         record.tried(self._knowledge.now)
         seat.memory.probed = i
