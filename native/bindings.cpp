@@ -73,6 +73,7 @@ std::vector<std::string> features() {
 #endif
 #ifdef SELFSPEC_NEON
   found.emplace_back("neon");
+  if (has_dot_products()) found.emplace_back("dotprod");
 #endif
   return found;
 }

@@ -1,6 +1,10 @@
 // The kernel sets of this processor.
 #include "kernels.h"
 
+#if defined(SELFSPEC_NEON) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 namespace selfspec {
 
 const Kernels& portable_kernels();
@@ -14,7 +18,19 @@ const Kernels& avx_vnni_kernels();
 #endif
 #ifdef SELFSPEC_NEON
 const Kernels& neon_kernels();
+const Kernels& neon_dot_kernels();
 #endif
+
+bool has_dot_products() {
+#if defined(SELFSPEC_NEON) && defined(__linux__)
+  constexpr unsigned long asimddp = 1ul << 20;  // HWCAP_ASIMDDP
+  return getauxval(AT_HWCAP) & asimddp;
+#elif defined(SELFSPEC_NEON) && defined(__APPLE__)
+  return true;  // every processor of Apple's that runs macOS
+#else
+  return false;
+#endif
+}
 
 std::vector<const Kernels*> kernel_sets() {
   std::vector<const Kernels*> found;
@@ -31,6 +47,7 @@ std::vector<const Kernels*> kernel_sets() {
 #undef HAS
 #endif
 #ifdef SELFSPEC_NEON
+  if (has_dot_products()) found.push_back(&neon_dot_kernels());
   found.push_back(&neon_kernels());
 #endif
   found.push_back(&portable_kernels());

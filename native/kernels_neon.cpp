@@ -2,6 +2,6 @@
 #define SET neon
 #define NAME "neon"
 #define KERNELS neon_kernels
-#include "simd_neon.h"
+#include "dots_neon.h"
 
 #include "kernels.inl"

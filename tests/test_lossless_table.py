@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from lossless_table import DRAFTERS, LIGHTER, RUNTIMES, SHAPINGS, TEMPERATURES, cells, check
+from lossless_table import DRAFTERS, LIGHTER, PARTS, RUNTIMES, SHAPINGS, TEMPERATURES, cells, check
 
 from selfspec.context import Context, Text
 from selfspec.runtime.torch import TorchRuntime
@@ -18,6 +18,7 @@ from selfspec.verify import verify_chain
 ROUNDED = ("cpu fp32", "cpu bf16", "cpu int8")  # runtimes that can run a model in fewer bits
 EVERY = [(runtime, drafter) for runtime, target in RUNTIMES.items() for drafter in target.drafters]
 EVERY += [(runtime, drafter) for runtime in ROUNDED for drafter in LIGHTER]
+EVERY += [("torch", drafter) for drafter in PARTS]
 
 
 @pytest.mark.parametrize(("runtime", "drafter"), EVERY)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the core for another processor and compares its kernel sets there: run.sh [COMPILER [EMULATOR]].
-# For ARM64 on x86-64: native/check/run.sh aarch64-linux-gnu-g++ "qemu-aarch64 -L /usr/aarch64-linux-gnu"
+# For ARM64 on x86-64: native/check/run.sh aarch64-linux-gnu-g++ "qemu-aarch64 -cpu max -L /usr/aarch64-linux-gnu"
 # (Debian packages g++-aarch64-linux-gnu and qemu-user).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,7 +14,7 @@ case $("$compiler" -dumpmachine) in
     sources+=(kernels_avx2 kernels_avx_vnni kernels_avx512 kernels_avx512_vnni)
     flags+=(-DSELFSPEC_X86 -DSELFSPEC_AVX_VNNI_KERNELS)
     ;;
-  aarch64*) sources+=(kernels_neon) flags+=(-DSELFSPEC_NEON) ;;
+  aarch64*) sources+=(kernels_neon kernels_neon_dot) flags+=(-DSELFSPEC_NEON) ;;
 esac
 objects=()
 for source in "${sources[@]}" check/kernels; do
@@ -24,6 +24,7 @@ for source in "${sources[@]}" check/kernels; do
     kernels_avx_vnni) own+=(-mavxvnni) ;;
     kernels_avx512*) own+=(-Wno-maybe-uninitialized -Wno-uninitialized -mavx512f -mavx512bw -mavx512dq -mavx512vl) ;;&
     kernels_avx512_vnni) own+=(-mavx512vnni) ;;
+    kernels_neon_dot) own=(-march=armv8.2-a+dotprod) ;;
   esac
   object=$build/$(basename "$source")-$(dirname "$source" | tr -d .).o
   "$compiler" "${flags[@]}" "${own[@]}" -c "$source.cpp" -o "$object"

@@ -18,7 +18,7 @@ def allocate(size: int) -> NDArray[np.uint8]:
 def kernel_sets() -> list[str]:
     """The kernel sets that this processor runs, the fastest first.
 
-    Of "avx512_vnni", "avx512", "avx_vnni", "avx2", "neon" and "portable", which is always there.
+    Of "avx512_vnni", "avx512", "avx_vnni", "avx2", "neon_dot", "neon" and "portable", which is always there.
     """
 
 def packed_bytes(kind: str, rows: int, columns: int) -> int:

@@ -31,6 +31,7 @@ from selfspec.types import (
     Verdict,
     namespace,
 )
+from selfspec.watch import Watch, Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +98,7 @@ class Text:
         Coupled sampling realises it: what is left is the one token that this text has at that place.
         Raises as `selfspec.sampling.distribution`.
         """
-        return self._law(logits, draft, self.sampling)
+        return self._law(logits, self.prefix(draft), self.sampling)
 
     def draft_law(self, logits: Array, draft: Sequence[int] = ()) -> Distribution:
         """What a drafter makes of its own ``logits`` [V]: the same, without the user's callables.
@@ -105,10 +106,14 @@ class Text:
         Realised with the target's noise where sampling is coupled, so that draft and target often agree.
         """
         sampling = self.sampling.for_drafts
-        return self._law(logits, draft, sampling if self.samples_drafts else sampling.likeliest)
+        return self._law(logits, self.prefix(draft), sampling if self.samples_drafts else sampling.likeliest)
 
-    def _law(self, logits: Array, draft: Sequence[int], sampling: Sampling) -> Distribution:
-        law = distribution(logits, sampling, prefix := self.prefix(draft))
+    def draft_law_at(self, logits: Array, place: int) -> Distribution:
+        """What `draft_law` would have been of the logits [V] of what stands at ``place`` of the text now."""
+        return self._law(logits, Prefix(self.tokens[:place], self.prompt_length), self.sampling.for_drafts)
+
+    def _law(self, logits: Array, prefix: Prefix, sampling: Sampling) -> Distribution:
+        law = distribution(logits, sampling, prefix)
         return self.chance.realise(law, len(prefix)) if sampling.coupled else law
 
     def extend(self, accepted: Sequence[int], bonus: int | None) -> tuple[int, ...]:
@@ -133,6 +138,7 @@ class Context:
 
     ``row_layers`` counts what the rows of each slot have cost so far. A prompt runs in passes of at most
     ``prefill_rows`` rows. ``clock`` is that of the loop, for drafters that must know what a part of a round takes.
+    ``watched`` is what the last verification showed to drafters that had asked (`Draft.watch`).
 
     Between two passes this is plain Python where it can be: the weights have swept the caches, and a cold NumPy
     call costs 10 to 100 µs.
@@ -142,6 +148,7 @@ class Context:
         self.runtime = runtime
         self.cache = cache
         self.clock: Callable[[], float] = time.perf_counter
+        self.watched: dict[Text, Watched] = {}
         self._prefill_rows = prefill_rows
         self.full = LayerPlan.full(runtime.config.num_layers)
         self.row_layers = [0.0] * cache.slots
@@ -186,6 +193,26 @@ class Context:
         if not shared:
             return hidden, None
         return hidden, tapped[border] if taps else hidden
+
+    def deepen(
+        self,
+        texts: Sequence[Text],
+        depths: Sequence[int],
+        entering: Array | Sequence[int],
+        layers: tuple[int, int],
+        taps: Sequence[int] = (),
+    ) -> tuple[Array, dict[int, Array]]:
+        """Run ``layers`` [start, stop) over draft rows; the i-th is ``depths[i]`` rows past its text's pending one.
+
+        ``entering`` are their states [R, d] after ``start`` layers; where that is 0, their tokens. Returns the
+        states after ``stop`` layers, and by layer those after each of ``taps``, which end in (start, stop].
+        """
+        positions = [len(text.tokens) - 1 + depth for text, depth in zip(texts, depths, strict=True)]
+        rows = Rows.of([text.slot for text in texts], positions)
+        hidden = entering if layers[0] else self.runtime.embed(entering, rows.positions)
+        wanted = {SubLayer(layer - 1): layer for layer in taps}
+        hidden, tapped = self._run(hidden, self._span(*layers), rows, list(wanted))
+        return hidden, {wanted[tap]: states for tap, states in tapped.items()}
 
     def count(self, slots: Sequence[int], each: float) -> None:
         """Add the cost of rows of these slots, ``each`` in row-layers of the target."""
@@ -233,13 +260,23 @@ class Context:
             token for text, draft in zip(texts, drafts, strict=True) for token in (text.pending, *draft.tokens)
         ]
         rows = _rows(texts, drafts)
+        watch = Watch(drafts)
         if all(draft.hidden is None for draft in drafts):
-            hidden, _ = self._run(self.runtime.embed(tokens, rows.positions), self.full, rows)
+            hidden, seen = self._run(
+                self.runtime.embed(tokens, rows.positions), self.full, rows, watch.within(self.full)
+            )
+            watch.saw(seen, range(len(rows)))
         else:
-            hidden = self._resume(tokens, drafts, rows)
+            hidden = self._resume(tokens, drafts, rows, watch)
         logits = self.runtime.logits(hidden)
-        edges = accumulate((len(draft) + 1 for draft in drafts), initial=0)
-        return [logits[start:stop] for start, stop in pairwise(edges)]
+        edges = list(accumulate((len(draft) + 1 for draft in drafts), initial=0))
+        scored = [logits[start:stop] for start, stop in pairwise(edges)]
+        self.watched = {
+            text: Watched(watch.of(edge, len(draft) + 1), own)
+            for text, draft, edge, own in zip(texts, drafts, edges, scored, strict=False)
+            if draft.watch is not None
+        }
+        return scored
 
     def commit(self, text: Text, draft: Draft, verdict: Verdict) -> Commit:
         """Move ``text`` forward by what was accepted and the bonus token."""
@@ -270,19 +307,13 @@ class Context:
         self.count(rows.slots.tolist(), plan.row_layers)
         return self.runtime.run(hidden, plan, rows, self.cache, taps)
 
-    def _resume(self, tokens: list[int], drafts: Sequence[Draft], rows: Rows) -> Array:
+    def _resume(self, tokens: list[int], drafts: Sequence[Draft], rows: Rows, watch: Watch) -> Array:
         """Run all rows to the last layer, those that have kept states from the layer of their draft."""
-        starts: list[int] = []
-        kept: list[Array] = []
-        for draft in drafts:
-            num_kept = 0
-            if draft.hidden is not None:
-                num_kept = min(draft.hidden.shape[0], len(draft) + 1)
-                kept.append(draft.hidden[:num_kept])
-            starts += [draft.layer] * num_kept + [0] * (len(draft) + 1 - num_kept)
-        return self._run_from(tokens, np.asarray(starts), kept, rows)
+        starts = np.asarray([start for draft in drafts for start in draft.starts])
+        kept = [draft.hidden[: len(draft) + 1] for draft in drafts if draft.hidden is not None]
+        return self._run_from(tokens, starts, kept, rows, watch)
 
-    def _run_from(self, tokens: list[int], starts: Integers, kept: list[Array], rows: Rows) -> Array:
+    def _run_from(self, tokens: list[int], starts: Integers, kept: list[Array], rows: Rows, watch: Watch) -> Array:
         """Run each row from its start layer to the last; ``kept`` holds the states of those that start later."""
         later = np.flatnonzero(starts > 0)
         order = np.flatnonzero(starts == 0)
@@ -293,7 +324,9 @@ class Context:
                 joining = np.flatnonzero(starts[later] == start)
                 hidden, order = _merge(hidden, order, _select(states, joining), later[joining])
             if hidden is not None:
-                hidden, _ = self._run(hidden, self._span(start, stop), rows.take(order))
+                span = self._span(start, stop)
+                hidden, seen = self._run(hidden, span, rows.take(order), watch.within(span))
+                watch.saw(seen, order.tolist())
         return hidden
 
 

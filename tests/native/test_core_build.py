@@ -35,6 +35,7 @@ def test_the_fastest_kernels_are_those_of_the_processor():
         "avx512": avx512,
         "avx_vnni": avx2 | {"avxvnni"},
         "avx2": avx2,
+        "neon_dot": {"neon", "dotprod"},
         "neon": {"neon"},
         "portable": set(),
     }

@@ -165,7 +165,11 @@ def test_drafts_change_no_bit(case, draft, monkeypatch):
     """
     runtime, texts = family_core(case), plain(case)
     full = [chain(runtime, text) for text in texts]
-    drafter, options = ("moe", {"gamma": 4}) if draft == "fewer experts" else DRAFTS[draft](runtime.config, texts)
+    drafter, options = (
+        ("moe", {"gamma": 4, "utility": False})
+        if draft == "fewer experts"
+        else DRAFTS[draft](runtime.config, texts)
+    )
     accepted, checked = [], 0
     score = Context.score
 

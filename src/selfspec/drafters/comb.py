@@ -77,7 +77,7 @@ class Comb:
         if chance is not None:
             self._chances.append(chance)
 
-    def draft(self, hidden: Array | None = None, layer: int = 0) -> Draft:
+    def draft(self, hidden: Array | None = None, layer: int | tuple[int, ...] = 0) -> Draft:
         """The whole; ``hidden`` are states of the pending token and the chain after ``layer`` layers."""
         laws, chances = (*self._laws, *self._leaf_laws) or None, tuple(self._chances)
         if not self._leaves:
