@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from doubles import TINY, Host, run, tiny_core, tiny_runtime
@@ -118,6 +119,19 @@ def test_a_look_up_comes_back_within_few_rounds():
         assert loop.turn().commits[0].drafted == 0
     drafted = [loop.turn().commits[0].drafted for _ in range(8)]
     assert max(drafted[4:]) >= 3
+
+
+def test_what_a_look_up_promised_is_compared_as_far_as_tokens_came(monkeypatch):
+    """Guards against a right draft that counts as a broken promise, because a round brought fewer tokens."""
+    made = auto(look_up(level(1.0)), candidates=())
+    (free,) = made.parts
+    say = free.propose
+    monkeypatch.setattr(free, "propose", lambda *args: [replace(d, chances=(0.9,) * len(d)) for d in say(*args)])
+    monkeypatch.setattr(evidence.Record, "is_proven", False)
+    speed(SimulatedRuntime(level(0.0), 0.15), made, 40)
+    (record,) = made._knowledge.records
+    assert record.stated > 10.0
+    assert record.honesty == pytest.approx(1.0, abs=0.15)
 
 
 def compared(texts, slope):

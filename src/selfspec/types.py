@@ -256,15 +256,6 @@ class Draft:
         return tuple(depths.count(depth) for depth in range(max(depths, default=-1) + 1))
 
     @property
-    def expected(self) -> float:
-        """How many tokens of the chain should hold, by its ``chances``."""
-        total, holds = 0.0, 1.0
-        for chance in self.chances:
-            holds *= chance
-            total += holds
-        return total
-
-    @property
     def starts(self) -> tuple[int, ...]:
         """For each row the layer at which verification begins."""
         rows, held = len(self) + 1, 0 if self.hidden is None else self.hidden.shape[0]

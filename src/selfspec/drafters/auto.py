@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from selfspec import drafters
 from selfspec.drafters.base import Drafter, DraftOptions, Extra, option
-from selfspec.drafters.evidence import Counts, Estimate, Knowledge, Mean, Rounds, held
+from selfspec.drafters.evidence import Counts, Estimate, Knowledge, Mean, Rounds, held, promised
 from selfspec.drafters.explain import Expected, Tally, explained
 from selfspec.drafters.prior import read_prior
 from selfspec.drafters.specs import Spec, parse_specs, with_commas
@@ -254,7 +254,7 @@ class Auto(Drafter):
             if is_right and not choice.drafter.is_free:
                 self._knowledge.think_at = 0
             if draft.chances:
-                choice.record.said(draft.expected, held(chain, came))
+                choice.record.said(promised(draft.chances[: len(came)]), held(chain, came))
             else:
                 memory.estimates[i].learn(chain, came)
         if choice.drafter.is_free:

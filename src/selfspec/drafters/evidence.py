@@ -208,6 +208,15 @@ class Estimate:
                 break
 
 
+def promised(chances: Sequence[float]) -> float:
+    """How many tokens of a chain should hold, by the chance of each if those before it do."""
+    total, holds = 0.0, 1.0
+    for chance in chances:
+        holds *= chance
+        total += holds
+    return total
+
+
 def held(draft: Sequence[int], came: Sequence[int]) -> int:
     """How many of the first tokens of a draft are those that came."""
     right = 0

@@ -42,9 +42,8 @@ class Spec:
         if unknown := [name for name, _ in self.given if name not in known]:
             allowed = f"it has {', '.join(known)}" if known else "it has no options"
             raise OptionError(f"{self.name!r} has no option {', '.join(unknown)}; {allowed}")
-        values = {name: _value(known[name], text) for name, text in self.given}
-        kind(**values)
-        return values
+        made = kind(**{name: _value(known[name], text) for name, text in self.given})
+        return {name: getattr(made, name) for name, _ in self.given}
 
 
 def with_commas(text: str, names: Iterable[str]) -> str:

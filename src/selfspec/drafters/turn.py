@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from selfspec.drafters.evidence import promised
 from selfspec.types import Draft
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class Turn:
         rows, rate, v = self._rows, self._rate, self._costs.v
         plain = v(rows)
         if gains is None or draft.parents:
-            honest = self._choices[i].record.honesty * draft.expected if gains is None else gains[-1]
+            honest = self._choices[i].record.honesty * promised(draft.chances) if gains is None else gains[-1]
             return len(draft), honest - rate * (v(rows + len(draft)) - plain)
         count = 1 + max(range(len(gains)), key=lambda depth: gains[depth] - rate * (v(rows + depth + 1) - plain))
         return count, gains[count - 1] - rate * (v(rows + count) - plain)
