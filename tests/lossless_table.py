@@ -162,9 +162,9 @@ class Taught:
             good = self.random.uniform(0.5, 1.0)
             record.judged(True)
             record.step.learn(100.0 * self.random.uniform(0.0, 0.2), 100.0)
-            for cell in [("depth", i) for i in range(8)] + [("chance", i) for i in range(5)]:
+            for depth in range(8):
                 for is_right in [True, *(self.random.random(12) < good), True]:
-                    record.counts.learn(cell, bool(is_right))
+                    record.counts.learn(depth, bool(is_right))
         made.probes.balance = 100.0
         return made
 
