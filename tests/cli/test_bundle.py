@@ -22,6 +22,13 @@ from selfspec.export.install import machine
 WORDS = ("one two one two", "--max-new-tokens", "6", "--ignore-eos")
 
 
+def profile_of(fingerprint):
+    """The least that a finished profile has; of another machine."""
+    identity = {"fingerprint": fingerprint, "runtime": "cpu", "runs_on": "cpu", "precision": "float32"}
+    identity["machine"] = {"platform": "elsewhere"}
+    return {"identity": identity, "passes": [{"seconds": [1.0, 1.1]}], "exits": {}}
+
+
 @pytest.fixture
 def small(monkeypatch):
     """Bundles of two wheels: all of them take seconds."""
@@ -61,7 +68,7 @@ def test_it_is_complete_and_its_model_loads(made, tiny):
 def test_what_cannot_be_bundled_is_one_line(refused, call, tiny, made, tmp_path):
     """Guards the refusals; nothing is written for any of them."""
     box, _ = made
-    (tmp_path / "other.json").write_text('{"identity": {"fingerprint": "0"}}')
+    (tmp_path / "other.json").write_text(json.dumps(profile_of("0")))
     new = tmp_path / "new"
     for options, words in [
         (("--out", box), r"--out '.*box' is there already; name a new folder, or remove it"),
@@ -69,7 +76,7 @@ def test_what_cannot_be_bundled_is_one_line(refused, call, tiny, made, tmp_path)
         (("--out", "/proc/box"), "cannot write '/proc/box': No such file or directory; free some space, or name"),
         (("--out", new, "--bits", 5), "bits is 5; it must be one of 4, 8, 16, 32"),
         (("--out", new, "--profile", tmp_path / "none.json"), "there is no none.json"),
-        (("--out", new, "--profile", box / "machine.json"), "is no file of `selfspec profile --out`"),
+        (("--out", new, "--profile", box / "machine.json"), "is no finished file of `selfspec profile --out`"),
         (("--out", new, "--profile", tmp_path / "other.json"), "belongs to other weights or bits"),
     ]:
         assert re.search(words, refused("bundle", tiny, *options))
@@ -91,7 +98,7 @@ def test_an_interruption_leaves_nothing(call, tiny, small, tmp_path, monkeypatch
 
 def test_a_profile_of_these_weights_goes_along(call, tiny, small, tmp_path):
     """Guards --profile: a file of these very weights is taken as it is."""
-    about = {"identity": {"fingerprint": selfspec.load(tiny, bits=4).fingerprint}}
+    about = profile_of(selfspec.load(tiny, bits=4).fingerprint)
     (tmp_path / "p.json").write_text(json.dumps(about))
     done = call("bundle", tiny, "--out", tmp_path / "box", "--bits", 4, "--profile", tmp_path / "p.json")
     assert done.exit_code == 0, done.output
@@ -131,7 +138,9 @@ def test_the_script_names_verbs_that_take_a_model(call):
 @pytest.mark.slow
 def test_a_bundle_runs_without_a_network(call, tiny, tmp_path):
     """Guards the whole: made by one command, it installs itself where no network is, starts again, and can move."""
-    done = call("bundle", tiny, "--out", tmp_path / "box")
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps(profile_of(selfspec.load(tiny).fingerprint)))
+    done = call("bundle", tiny, "--out", tmp_path / "box", "--profile", profile)
     assert done.exit_code == 0, done.output
     want = call("generate", *WORDS, "--model", tiny).stdout
     alone = ["unshare", "-rn"] if shutil.which("unshare") else []
@@ -147,6 +156,8 @@ def test_a_bundle_runs_without_a_network(call, tiny, tmp_path):
     assert "installing" in first.stderr
     assert "installing" not in second.stderr
     assert first.stdout == second.stdout == want
+    assert "another runs_on and machine" in second.stderr, "the profile goes to the controller"
+    assert "another" not in run(tmp_path / "box", *WORDS, "--draft", "plain").stderr
     assert run(tmp_path / "box", "generate", "--help").stdout.startswith("Usage:")
     (tmp_path / "box").rename(tmp_path / "moved")
     moved = run(tmp_path / "moved", *WORDS)

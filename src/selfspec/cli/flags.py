@@ -235,6 +235,11 @@ def model_flags() -> list[Flag]:
         ),
         Flag("--bits", type=int, section=section, help="cpu: 4, 8, 16 or 32 a weight.  [default: as stored]"),
         Flag("--threads", type=int, section=section, help="cpu: how many threads.  [default: all it may use]"),
+        Flag(
+            "--kv",
+            section=section,
+            help="cpu: keys and values in float16, bfloat16, float32 or int8.  [default: float16]",
+        ),
         Flag("--dtype", section=section, help="torch: float64, float32, bfloat16, float16.  [default: as stored]"),
         Flag(
             "--device",
@@ -386,5 +391,9 @@ def _check_draft(draft: str, options: Mapping[str, Any]) -> None:
     if unknown := [name for name in options if name not in known]:
         refuse_unverifiable(unknown)
         theirs, ours = (", ".join(map(flag_name, names)) for names in (unknown, known))
-        raise OptionError(f"drafter {draft!r} has no {theirs}; it has {ours}")
+        have = [
+            name for name, cls in _installed() if {*unknown} <= {field.name for field in described(cls.Options)}
+        ]
+        hint = f", and {', '.join(have)} would have {theirs}: add --draft {have[0]}" if have else ""
+        raise OptionError(f"drafter {draft!r} has no {theirs}; it has {ours}{hint}")
     drafter.Options(**options)

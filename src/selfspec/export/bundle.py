@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from selfspec._version import __version__
+from selfspec.drafters.prior import prior_of
 from selfspec.errors import CorruptModelError, ModelError, OptionError
 from selfspec.export.install import MACHINE, SUMS, WHEELS, machine
 from selfspec.export.wheels import OURS, needed, write_wheel
@@ -48,7 +49,9 @@ Needs   {python} on {system} ({libc}, or newer); PYTHON names it if python3 is a
 {profile}    run.sh         installs once, then runs selfspec with this model
     SHA256SUMS     of every file: sha256sum --check SHA256SUMS
 """
-_PROFILE = "    profile.json   what `selfspec profile` measured on the machine that it names\n"
+_PROFILE = (
+    "    profile.json   what `selfspec profile` measured, for run.sh to begin with on boxes like that machine\n"
+)
 
 
 @dataclass(frozen=True)
@@ -129,12 +132,14 @@ def _checked(target: Path) -> Path:
 
 
 def _check_profile(path: Path, packed: PackedModel) -> None:
-    identity = read_json(path).get("identity")
-    of = identity.get("fingerprint") if isinstance(identity, dict) else None
-    if of is None:
+    found = read_json(path)
+    try:
+        of = found["identity"]["fingerprint"]
+        prior_of(found)  # boxes will begin with it
+    except (LookupError, TypeError, ValueError, AttributeError):
         raise OptionError(
-            f"--profile {quoted(path)} is no file of `selfspec profile --out`; give one, or leave it out"
-        )
+            f"--profile {quoted(path)} is no finished file of `selfspec profile --out`; give one, or leave it out"
+        ) from None
     if of != packed.fingerprint:
         raise OptionError(
             f"--profile {quoted(path)} belongs to other weights or bits; run `selfspec profile --out` with these"

@@ -28,4 +28,11 @@ generate | chat | batch | certify | bench | profile | search-plan)
     ;;
 *) verb=generate ;;
 esac
+# what was measured is for the drafter that chooses by it, which is the default
+if [ -r "$here/profile.json" ]; then
+    case "$verb $*" in
+    *" --draft"* | *" --profile"*) ;;
+    generate* | chat* | batch*) set -- --profile "$here/profile.json" "$@" ;;
+    esac
+fi
 exec "$venv/bin/python" -P -m selfspec "$verb" --model "$here/model" "$@"
