@@ -318,7 +318,7 @@ def test_its_buffers_are_those_of_its_candidates(options, keeps, draws):
 def test_a_shorter_draft_keeps_what_is_said_of_its_tokens():
     """Guards predictions under the controller: they are counted also where a draft was cut."""
     draft = Draft((5, 6, 7), predicted=(0, 2), chances=(0.9, 0.8, 0.7))
-    cut = turn._cut(draft, 2)
+    cut = draft.chain(2)
     assert (cut.tokens, cut.predicted, cut.chances) == ((5, 6), (0,), (0.9, 0.8))
 
 

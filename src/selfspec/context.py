@@ -145,7 +145,7 @@ class Context:
         self._prefill_rows = prefill_rows
         self.full = LayerPlan.full(runtime.config.num_layers)
         self.row_layers = [0.0] * cache.slots
-        self._spans: dict[tuple[int, int], LayerPlan] = {}
+        self._spans: dict[tuple[LayerPlan, int, int], LayerPlan] = {}
 
     def prefill(self, text: Text) -> Array:
         """Run all layers over the prompt, in chunks; returns the logits [V] of its last row."""
@@ -166,23 +166,38 @@ class Context:
         self,
         plan: LayerPlan,
         texts: Sequence[Text],
-        tokens: Sequence[int],
-        depth: int,
+        tokens: Sequence[Sequence[int]],
+        depths: Sequence[int],
         runtime: Runtime | None = None,
+        begun: Sequence[Draft] = (),
     ) -> tuple[Array, Array | None]:
-        """Run ``plan`` over one draft row per text, ``depth`` rows past its pending one.
+        """Run ``plan`` over draft rows: of text i ``tokens[i]``, from ``depths[i]`` rows past its pending one on.
 
-        Returns the states after the plan [len(texts), d], and those after the layers that it shares with the full
-        model, where verification resumes; None if it shares none. With ``runtime``, other weights of the same model
-        run the plan on the same cache: they share nothing.
+        Returns the states after the plan [rows, d], text after text, and those after the layers that it shares with
+        the full model, where verification resumes; None if it shares none. With ``runtime``, other weights of the
+        same model run the plan on the same cache: they share nothing. ``begun`` are drafts with the same rows whose
+        states some of these layers have made already: rows go on from there where the plan shares those layers.
         """
-        rows = Rows.of([t.slot for t in texts], [len(t.tokens) - 1 + depth for t in texts])
+        rows = Rows.of(
+            [text.slot for text, own in zip(texts, tokens, strict=True) for _ in own],
+            [
+                len(text.tokens) - 1 + depth + i
+                for text, own, depth in zip(texts, tokens, depths, strict=True)
+                for i in range(len(own))
+            ],
+        )
         used = self.runtime if runtime is None else runtime
         shared = plan.shared_prefix if used is self.runtime else 0
+        flat = [token for own in tokens for token in own]
+        if any(0 < draft.layer < shared for draft in begun):
+            usable = [draft if draft.layer < shared else Draft() for draft in begun]
+            kept = self._resume(self._span(plan, 0, shared), tokens, usable, rows)
+            rest = self._span(plan, shared, plan.num_layers)
+            return self._run(kept, rest, rows)[0] if rest.steps else kept, kept
         border = SubLayer(shared - 1)
         taps = (border,) if shared and plan.steps[-1] != border else ()
         self.count(rows.slots.tolist(), plan.row_layers)
-        hidden, tapped = used.run(used.embed(tokens, rows.positions), plan, rows, self.cache, taps)
+        hidden, tapped = used.run(used.embed(flat, rows.positions), plan, rows, self.cache, taps)
         if not shared:
             return hidden, None
         return hidden, tapped[border] if taps else hidden
@@ -229,14 +244,13 @@ class Context:
 
         Rows whose states the draft kept join at the layer where it left; the others start at layer 0.
         """
-        tokens = [
-            token for text, draft in zip(texts, drafts, strict=True) for token in (text.pending, *draft.tokens)
-        ]
+        tokens = [(text.pending, *draft.tokens) for text, draft in zip(texts, drafts, strict=True)]
         rows = _rows(texts, drafts)
         if all(draft.hidden is None for draft in drafts):
-            hidden, _ = self._run(self.runtime.embed(tokens, rows.positions), self.full, rows)
+            flat = [token for own in tokens for token in own]
+            hidden, _ = self._run(self.runtime.embed(flat, rows.positions), self.full, rows)
         else:
-            hidden = self._resume(tokens, drafts, rows)
+            hidden = self._resume(self.full, tokens, drafts, rows)
         logits = self.runtime.logits(hidden)
         edges = accumulate((len(draft) + 1 for draft in drafts), initial=0)
         return [logits[start:stop] for start, stop in pairwise(edges)]
@@ -258,11 +272,11 @@ class Context:
     def _embed(self, tokens: Sequence[int], order: Integers, rows: Rows) -> Array:
         return self.runtime.embed([tokens[r] for r in order], rows.positions[order])
 
-    def _span(self, start: int, stop: int) -> LayerPlan:
-        """Layers ``[start, stop)`` of the full model, made once: a plan sorts its steps."""
-        if (start, stop) not in self._spans:
-            self._spans[start, stop] = self.full.span(start, stop)
-        return self._spans[start, stop]
+    def _span(self, plan: LayerPlan, start: int, stop: int) -> LayerPlan:
+        """Layers ``[start, stop)`` of a plan, made once: a plan sorts its steps."""
+        if (plan, start, stop) not in self._spans:
+            self._spans[plan, start, stop] = plan.span(start, stop)
+        return self._spans[plan, start, stop]
 
     def _run(
         self, hidden: Array, plan: LayerPlan, rows: Rows, taps: Sequence[SubLayer] = ()
@@ -270,30 +284,35 @@ class Context:
         self.count(rows.slots.tolist(), plan.row_layers)
         return self.runtime.run(hidden, plan, rows, self.cache, taps)
 
-    def _resume(self, tokens: list[int], drafts: Sequence[Draft], rows: Rows) -> Array:
-        """Run all rows to the last layer, those that have kept states from the layer of their draft."""
+    def _resume(
+        self, plan: LayerPlan, tokens: Sequence[Sequence[int]], drafts: Sequence[Draft], rows: Rows
+    ) -> Array:
+        """Run rows to the end of a plan, those that have kept states from the layer of their draft."""
         starts: list[int] = []
         kept: list[Array] = []
-        for draft in drafts:
+        for own, draft in zip(tokens, drafts, strict=True):
             num_kept = 0
             if draft.hidden is not None:
-                num_kept = min(draft.hidden.shape[0], len(draft) + 1)
+                num_kept = min(draft.hidden.shape[0], len(own))
                 kept.append(draft.hidden[:num_kept])
-            starts += [draft.layer] * num_kept + [0] * (len(draft) + 1 - num_kept)
-        return self._run_from(tokens, np.asarray(starts), kept, rows)
+            starts += [draft.layer] * num_kept + [0] * (len(own) - num_kept)
+        return self._run_from(plan, [token for own in tokens for token in own], (np.asarray(starts), kept), rows)
 
-    def _run_from(self, tokens: list[int], starts: Integers, kept: list[Array], rows: Rows) -> Array:
-        """Run each row from its start layer to the last; ``kept`` holds the states of those that start later."""
+    def _run_from(
+        self, plan: LayerPlan, tokens: list[int], begun: tuple[Integers, list[Array]], rows: Rows
+    ) -> Array:
+        """Run each row from its start layer to the last of a plan; ``begun``: starts, states of those above 0."""
+        starts, kept = begun
         later = np.flatnonzero(starts > 0)
         order = np.flatnonzero(starts == 0)
         hidden = self._embed(tokens, order, rows) if len(order) else None
         states = _concatenate(kept) if kept else None
-        for start, stop in pairwise(sorted({0, *starts.tolist(), self.full.num_layers})):
+        for start, stop in pairwise(sorted({0, *starts.tolist(), plan.steps[-1].layer + 1})):
             if start > 0:
                 joining = np.flatnonzero(starts[later] == start)
                 hidden, order = _merge(hidden, order, _select(states, joining), later[joining])
             if hidden is not None:
-                hidden, _ = self._run(hidden, self._span(start, stop), rows.take(order))
+                hidden, _ = self._run(hidden, self._span(plan, start, stop), rows.take(order))
         return hidden
 
 

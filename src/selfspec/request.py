@@ -277,8 +277,8 @@ def draft_buffers(config: ModelConfig, drafter: Drafter, sampling: Sampling, hid
     token of the draft (where it samples, unless coupled). Target logits of the draft's rows: V in float32 or
     float64 per token. A chain has γ tokens, a comb γ·(1 + siblings).
     """
-    most = drafter.options.most_tokens
     gamma, plans = drafter.options.gamma, [part.plan for part in drafter.parts]
+    most = drafter.most_tokens
     keeps = any(plan is not None and plan.shared_prefix for plan in plans)
     sampled = drafter.samples and drafter.draws and not (sampling.is_greedy or sampling.coupled)
     logits_bytes = max(4, hidden_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from selfspec.errors import OptionError
@@ -112,10 +112,10 @@ class Drafter(ABC):
     """
 
     Options: ClassVar[type[DraftOptions]] = DraftOptions
-    name: ClassVar[str]
+    name: str
     summary: ClassVar[str]
     samples: bool = False
-    is_free: ClassVar[bool] = False
+    is_free: bool = False
 
     def __init__(self, options: DraftOptions, config: ModelConfig) -> None:
         self.options = options
@@ -152,6 +152,12 @@ class Drafter(ABC):
         return (self,)
 
     @property
+    def most_tokens(self) -> int:
+        """The most tokens that a draft can have: γ for a chain, more where one of its parts adds siblings."""
+        widths = (part.options.most_tokens // max(part.options.gamma, 1) for part in self.parts)
+        return self.options.gamma * max(1, *widths)
+
+    @property
     def draws(self) -> bool:
         """Whether drafts of sampled texts may be sampled too."""
         return True
@@ -173,6 +179,25 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
         """One draft per text, of at most its γ tokens; an empty `Draft` where there is nothing to propose."""
+
+    def refine(
+        self, context: Context, texts: Sequence[Text], gammas: Sequence[int], drafts: Sequence[Draft]
+    ) -> list[Draft]:
+        """Go on from what an earlier drafter has proposed (`staged`), chains all; at most γ tokens in all.
+
+        What a drafter does not know better stands: here, texts without a proposal get this drafter's own, and keep
+        the states that an earlier one has left. An override may check what it is given; each token of what it
+        returns must have the law that it states, whatever was given.
+        """
+        missing = [i for i, draft in enumerate(drafts) if not draft.tokens]
+        most = self.options.gamma
+        own = self.propose(context, [texts[i] for i in missing], [min(gammas[i], most) for i in missing])
+        found = list(drafts)
+        for i, draft in zip(missing, own, strict=True):
+            before = drafts[i]
+            is_begun = draft.hidden is None and before.hidden is not None
+            found[i] = replace(draft, hidden=before.hidden, layer=before.layer) if is_begun else draft
+        return found
 
     def observe(self, text: Text, commit: Commit) -> None:  # noqa: B027 (many have nothing to do)
         """Learn what became of the draft; ``text`` has moved forward already."""

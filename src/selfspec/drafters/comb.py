@@ -77,6 +77,12 @@ class Comb:
         if chance is not None:
             self._chances.append(chance)
 
+    def take_over(self, draft: Draft) -> None:
+        """Begin with a chain that another drafter has proposed."""
+        for i, token in enumerate(draft.tokens):
+            chance = draft.chances[i] if draft.chances else None
+            self.add(token, (), draft.laws[i : i + 1] if draft.laws else (), chance)
+
     def draft(self, hidden: Array | None = None, layer: int = 0) -> Draft:
         """The whole; ``hidden`` are states of the pending token and the chain after ``layer`` layers."""
         laws, chances = (*self._laws, *self._leaf_laws) or None, tuple(self._chances)

@@ -141,14 +141,16 @@ class DraftModel(StepDrafter):
         super().end(text)
         del self._readings[text]
 
-    def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
+    def refine(
+        self, context: Context, texts: Sequence[Text], gammas: Sequence[int], drafts: Sequence[Draft]
+    ) -> list[Draft]:
         """As any chain, within the context of the draft model."""
         last = self._bound.config.context_length + 1
         within = [max(0, min(gamma, last - len(text.tokens))) for text, gamma in zip(texts, gammas, strict=True)]
-        return super().propose(context, texts, within)
+        return super().refine(context, texts, within, drafts)
 
     def step(self, context: Context, growing: Sequence[Growing]) -> Array:
-        """Run what the model has not read of each text, its last draft token included."""
+        """Run what the model has not read of each text, the next rows of its draft included."""
         slots: list[int] = []
         places: list[int] = []
         tokens: list[int] = []
@@ -158,7 +160,7 @@ class DraftModel(StepDrafter):
             slots += [text.slot] * len(unread)
             places += range(first, first + len(unread))
             tokens += unread
-            last.append(len(tokens) - 1)
+            last += range(len(tokens) - len(one.rows), len(tokens))
         context.count(slots, self._row_layers)
         hidden = self._run(self._cache(context), tokens, Rows.of(slots, places), last)
         return as_wide(self._bound.logits(hidden), self.config.vocab_size)
@@ -169,14 +171,15 @@ class DraftModel(StepDrafter):
         return self._model
 
     def _unread(self, one: Growing) -> tuple[int, list[int]]:
-        """The place of the first token to run, and the tokens from there to the last of the draft."""
+        """The place of the first token to run, and the tokens from there to the last row of the draft."""
         reading, text = self._readings[one.text], one.text
         if one.depth:
-            reading.guessed.append(one.last)
-            return len(text.tokens) - 1 + one.depth, [one.last]
+            reading.guessed[one.depth - 1 :] = one.rows
+            return len(text.tokens) - 1 + one.depth, one.rows
         first = reading.resume(text.tokens)
         reading.known = len(text.tokens)
-        return first, text.tokens[first:]
+        reading.guessed = one.rows[1:]
+        return first, [*text.tokens[first:], *one.rows[1:]]
 
     def _run(self, cache: Cache, tokens: Sequence[int], rows: Rows, last: Sequence[int]) -> Array:
         """All layers over ``rows``, in chunks; the states [len(last), d] of the rows ``last``."""

@@ -1,4 +1,7 @@
-"""Drafters as a user writes them: ``ngram``, ``early_exit:exit_layer=15:gamma=4``, several with commas."""
+"""Drafters as a user writes them: ``ngram``, ``early_exit:exit_layer=15:gamma=4``, several with commas.
+
+``suffix>early_exit:exit_layer=8`` is a chain: its stages are an option of the drafter `staged`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from selfspec.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+ARROW = ">"
+STAGED = "staged"
 _SWITCH = {"on": True, "true": True, "off": False, "false": False}
 _KINDS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": lambda text: _SWITCH[text]}
 _WANTED = {"int": "an integer", "float": "a number", "bool": "on or off"}
@@ -25,6 +30,8 @@ class Spec:
     @property
     def label(self) -> str:
         """How it is called."""
+        if self.name == STAGED and len(self.given) == 1:
+            return self.given[0][1]
         return ":".join([self.name, *(f"{name}={value}" for name, value in self.given)])
 
     def options(self, kind: type[Any]) -> dict[str, Any]:
@@ -50,7 +57,15 @@ def parse_specs(text: str) -> list[Spec]:
     return specs
 
 
+def is_spec(text: str) -> bool:
+    """Whether this is more than the name of a drafter."""
+    return ":" in text or ARROW in text
+
+
 def _spec(text: str) -> Spec:
+    if ARROW in text:
+        stages = [_spec(stage.strip()).label for stage in text.split(ARROW)]
+        return Spec(STAGED, (("stages", ARROW.join(stages)),))
     name, *options = text.split(":")
     if not name:
         raise OptionError("an entry has no name; give names with commas, such as plain,ngram:gamma=8")

@@ -130,7 +130,7 @@ class Turn:
                 count, net = self._best_length(seat.memory.estimates[i], draft)
                 if net > seat.memory.net:
                     self._rows += count - len(seat.memory.draft)
-                    seat.memory.take(i, draft if draft.parents else _cut(draft, count), net)
+                    seat.memory.take(i, draft if draft.parents else draft.chain(count), net)
 
     def _is_worth_asking(self, i: int, memory: Memory) -> bool:
         takes = self._choices[i].record.step.value(0.0)
@@ -258,9 +258,3 @@ class Turn:
         work = sum(self._costs.v(sum(count > depth for count in steps)) for depth in range(max(steps, default=0)))
         if work:
             self._choices[i].record.step.learn(passes, work)
-
-
-def _cut(draft: Draft, count: int) -> Draft:
-    """The first ``count`` tokens of a chain that was chosen deterministically."""
-    predicted = tuple(i for i in draft.predicted if i < count)
-    return Draft(draft.tokens[:count], predicted=predicted, chances=draft.chances[:count])
