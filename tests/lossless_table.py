@@ -215,6 +215,7 @@ def stages(seed):
 
 
 STAGED = {">".join(stages(seed)): ("staged", stages(seed)) for seed in range(12)}
+AHEAD = {"overlap": ("overlap", "draft_model"), "overlap ngram": ("overlap", "ngram")}
 LOOK_UPS = {"ngram", "suffix", "scripted", Bush, Told}
 # unless greedy or coupled
 SAMPLED = {"auto drawing"} | {
@@ -225,7 +226,11 @@ SAMPLED |= {name for name, (_, found) in STAGED.items() if SAMPLED.intersection(
 
 def drafter(name, target, texts, gamma, seed=0):
     """What `run` takes: a drafter or its class, and its options."""
-    kind, options = (DRAFTERS | LIGHTER | STAGED)[name]
+    kind, options = (DRAFTERS | LIGHTER | STAGED | AHEAD)[name]
+    if name in AHEAD:
+        part, given = drafter(options, target, texts, gamma)
+        wraps = part if given is None else create(part, target.config, given)
+        return create(_class(kind), target.config, {"wraps": wraps, "adaptive": False}, host_of(target)), None
     if name in STAGED:
         less = range(len(options))  # a stage may draft more than the next one, or less
         own = [max(gamma - i, 0) for i in (less if seed % 2 else reversed(less))]
@@ -349,9 +354,9 @@ class Cell:
 def cells(runtime_name, drafter_name) -> Iterator[Cell]:
     """Every value of every axis, in a random arrangement; shapings go round over the drafters."""
     count = RUNTIMES[runtime_name].cells
-    if drafter_name in STAGED:
+    if drafter_name in STAGED | AHEAD:
         count = min(count // 2, 18)
-    place = [*DRAFTERS, *LIGHTER, *STAGED].index(drafter_name)
+    place = [*DRAFTERS, *LIGHTER, *STAGED, *AHEAD].index(drafter_name)
     random = np.random.default_rng([place, *runtime_name.encode()])
 
     def axis(values):

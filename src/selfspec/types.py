@@ -354,21 +354,6 @@ class Draft:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
         return tuple(depths.count(depth) for depth in range(max(depths, default=-1) + 1))
 
-    def chain(self, most: int = MAX_GAMMA) -> Draft:
-        """Its leading chain, of at most ``most`` tokens, with what is known of them."""
-        follows = enumerate(self.parents or ())
-        count = min(most, next((i for i, parent in follows if parent != i - 1), len(self)))
-        if self.parents is None and count == len(self):
-            return self
-        return Draft(
-            self.tokens[:count],
-            None if self.laws is None else self.laws[:count],
-            None if self.hidden is None else self.hidden[: count + 1],
-            self.layer,
-            predicted=tuple(i for i in self.predicted if i < count),
-            chances=self.chances[:count],
-        )
-
     def before(self, row: int) -> tuple[int, ...]:
         """The draft tokens up to and including that of ``row``: what the token after it follows."""
         if self.parents is None:

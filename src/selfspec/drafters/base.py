@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from selfspec.context import Context, Text
+    from selfspec.drafters.ahead import Ahead, Outcome
     from selfspec.model import Tokenizer
     from selfspec.model.config import ModelConfig
     from selfspec.rounds import Commit, Round
@@ -108,7 +109,8 @@ class Drafter(ABC):
     ``propose``, ``observe`` and ``timed`` in turn, then ``end``. ``name`` is that of its entry point, ``Options``
     the frozen dataclass of its options, ``summary`` its line in ``selfspec drafters``; ``samples`` says whether its
     drafts bring the laws that they were drawn from, which take memory. ``is_free`` says that a draft costs next to
-    nothing beside a pass and is deterministic: it may be asked for one in every round.
+    nothing beside a pass and is deterministic: it may be asked for one in every round. ``looks_ahead``
+    says that it can draft for tokens that are not committed, beside a verification (`ahead`).
     """
 
     Options: ClassVar[type[DraftOptions]] = DraftOptions
@@ -116,6 +118,7 @@ class Drafter(ABC):
     summary: ClassVar[str]
     samples: bool = False
     is_free: bool = False
+    looks_ahead: bool = False
 
     def __init__(self, options: DraftOptions, config: ModelConfig) -> None:
         self.options = options
@@ -198,6 +201,33 @@ class Drafter(ABC):
             is_begun = draft.hidden is None and before.hidden is not None
             found[i] = replace(draft, hidden=before.hidden, layer=before.layer) if is_begun else draft
         return found
+
+    def during(self, context: Context, texts: Sequence[Text], drafts: Sequence[Draft]) -> Callable[[], None] | None:  # noqa: ARG002
+        """Begin what can be done while these drafts are verified; what is returned is called after that, and waits.
+
+        Until then nothing but reading the texts is allowed elsewhere: no pass of the target, no random number.
+        """
+        return None
+
+    def look_ahead_with(self, outcomes: int) -> None:  # noqa: B027
+        """Be ready to draft for so many outcomes of a verification (`ahead`); after `bind`."""
+
+    def ahead(
+        self,
+        context: Context,
+        texts: Sequence[Text],
+        drafts: Sequence[Draft],
+        fans: Sequence[Sequence[int]],
+    ) -> list[Ahead]:
+        """For each text drafts for outcomes of the verification of ``drafts``, its own (`overlap`).
+
+        ``fans[i][k]`` is for how many bonus tokens after k accepted ones. It runs beside a verification, and may
+        take random numbers of the texts, which no one else does then.
+        """
+        raise NotImplementedError
+
+    def adopt(self, text: Text, outcome: Outcome) -> None:  # noqa: B027
+        """The draft for this outcome, made ahead, is proposed in this round."""
 
     def observe(self, text: Text, commit: Commit) -> None:  # noqa: B027 (many have nothing to do)
         """Learn what became of the draft; ``text`` has moved forward already."""

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from selfspec.drafters.ahead import Ahead, Outcome
 from selfspec.drafters.base import Drafter, option
-from selfspec.drafters.comb import Comb, CombOptions
+from selfspec.drafters.comb import Comb, CombOptions, after
 from selfspec.drafters.trust import LENGTHS, Kind, Trust
 from selfspec.types import Draft, OneHot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from selfspec.context import Context, Text
     from selfspec.model.config import ModelConfig
@@ -58,6 +59,7 @@ class Memory(ABC):
         self.trust = Trust()
         # chains, each with what it was taken to follow; the last one of a chain may not be drafted
         self.considered: list[tuple[Sequence[int], list[Guess]]] = []
+        self.ahead: dict[Outcome, list[Guess]] = {}  # what was considered for outcomes of this round
 
     @abstractmethod
     def update(self, tokens: Sequence[int]) -> None:
@@ -69,6 +71,18 @@ class Memory(ABC):
 
         With ``ahead``, what may follow if the text goes on with these tokens, which are not indexed.
         """
+
+    def likely(self, draft: Sequence[int], fan: Sequence[int]) -> Iterator[Outcome]:
+        """Outcomes of the verification of a draft: tokens that stood in the place of its tokens, or come after it.
+
+        ``fan[k]`` is for how many of them after k accepted ones.
+        """
+        chains = (chain for before, chain in self.considered if not before)
+        drafted = (chain for chain in chains if [guess.token for guess in chain[: len(draft)]] == list(draft))
+        guesses = next(drafted, [])
+        for k, (guess, count) in enumerate(zip(guesses, fan, strict=False)):
+            tokens = guess.others if k < len(draft) else (guess.token, *guess.others)
+            yield from (Outcome(k, token) for token in tokens[:count])
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare what was considered with the ``tokens`` that came: also a token that was not drafted teaches."""
@@ -93,12 +107,13 @@ def lead_of(text: Text) -> list[int]:
 class _Plan:
     """A draft while it grows from what another drafter has proposed, if anything.
 
-    It knows what it is expected to add, and which of its tokens are predicted.
+    It knows what it is expected to add, which of its tokens are predicted, and what was ``considered``.
     """
 
     def __init__(self, comb: Comb, before: Draft) -> None:
         self.comb = comb
         self.expected = 0.0
+        self.considered: list[Guess] = []
         self._before = before
         self._gain = math.prod(before.chances) if before.chances else UNSTATED ** len(before)
         self._states_chances = bool(before.chances) or not before.tokens
@@ -134,6 +149,7 @@ class LookUp(Drafter):
     """
 
     is_free = True
+    looks_ahead = True
 
     def __init__(self, options: LookUpOptions, config: ModelConfig) -> None:
         super().__init__(options, config)
@@ -170,30 +186,70 @@ class LookUp(Drafter):
     ) -> list[Draft]:
         """Go on after ``drafts``, up to this drafter's own γ, with what followed such an end before."""
         found: list[Draft] = []
-        price = partial(context.runtime.costs.price, texts=len(texts)) if self._look.adaptive else _free
+        price = self._price(context, len(texts))
         rows = len(texts) + sum(map(len, drafts))
         for text, gamma, before in zip(texts, gammas, drafts, strict=True):
             memory, most = self._memories[text], min(gamma, self.options.gamma)
             memory.update(text.tokens)
-            chains = memory.chains(before.tokens)
-            plans = [self._plan(text, most, before, chain, partial(_at, price, rows)) for chain in chains]
+            plans = self._plans(text, most, before, partial(_at, price, rows))
+            memory.considered += [(before.tokens, plan.considered) for plan in plans]
             found.append(max(plans, key=lambda plan: plan.expected).draft())
             rows += len(found[-1]) - len(before)
         return found
 
+    def ahead(
+        self, context: Context, texts: Sequence[Text], drafts: Sequence[Draft], fans: Sequence[Sequence[int]]
+    ) -> list[Ahead]:
+        """What followed before where another token than the draft's comes, one that stood in its place once."""
+        price = partial(_at, self._price(context, len(texts)), len(texts))
+        return [
+            Ahead(dict(self._outcomes(text, draft, fan, price)))
+            for text, draft, fan in zip(texts, drafts, fans, strict=True)
+        ]
+
+    def adopt(self, text: Text, outcome: Outcome) -> None:
+        """What was considered for this outcome is what the next tokens are compared with."""
+        memory = self._memories[text]
+        memory.considered = [((), memory.ahead[outcome])]
+
+    def _outcomes(
+        self, text: Text, draft: Draft, fan: Sequence[int], price: Callable[[int], float]
+    ) -> Iterator[tuple[Outcome, Draft]]:
+        memory = self._memories[text]
+        memory.update(text.tokens)
+        memory.ahead = {}
+        for accepted, bonus in memory.likely(draft.tokens, fan):
+            before = (*draft.tokens[:accepted], bonus)
+            gamma = min(self.options.gamma, text.room() - len(before))
+            if gamma <= 0 or bonus in self.config.eos_token_ids:
+                continue
+            known = Draft(before, chances=(1.0,) * len(before))
+            plans = self._plans(text, len(before) + gamma, known, price)
+            best = max(plans, key=lambda plan: plan.expected)
+            outcome = Outcome(accepted, bonus)
+            memory.ahead[outcome] = best.considered
+            yield outcome, after(best.draft(), len(before))
+
+    def _price(self, context: Context, texts: int) -> Callable[[int], float]:
+        """What a row beside n others must bring at least."""
+        return partial(context.runtime.costs.price, texts=texts) if self._look.adaptive else _free
+
+    def _plans(self, text: Text, gamma: int, before: Draft, price: Callable[[int], float]) -> list[_Plan]:
+        """As much of each source as pays; a row must bring ``price(n)`` where n are added before it."""
+        chains = self._memories[text].chains(before.tokens)
+        return [self._plan(text, gamma, before, chain, price) for chain in chains]
+
     def _plan(
         self, text: Text, gamma: int, before: Draft, chain: Iterable[Guess], price: Callable[[int], float]
     ) -> _Plan:
-        """As much of a chain as pays; a row must bring ``price(n)`` where n are added before it."""
-        memory, comb = self._memories[text], Comb(self._look, text.room(), max(gamma, len(before)))
-        plan, considered = _Plan(comb, before), list[Guess]()
-        memory.considered.append((before.tokens, considered))
+        trust, comb = self._memories[text].trust, Comb(self._look, text.room(), max(gamma, len(before)))
+        plan = _Plan(comb, before)
         if len(before) >= gamma or self._is_ended(comb):
             return plan
         rows = 0
         for guess in chain:
-            considered.append(guess)
-            confidence = memory.trust.rate(guess.kind)
+            plan.considered.append(guess)
+            confidence = trust.rate(guess.kind)
             others = guess.others[: comb.width]
             gain = plan.gain(confidence)
             if confidence < self._look.confidence or gain < MARGIN * price(rows) * (1 + len(others)):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from selfspec import drafters
 from selfspec.drafters.base import Drafter, DraftOptions, Extra, option
+from selfspec.drafters.comb import chain_of
 from selfspec.drafters.specs import ARROW, STAGED, parse_specs
 from selfspec.errors import OptionError
 from selfspec.types import Draft
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _NO_STAGES = {
     "plain": "it drafts nothing",
     "auto": "it chooses among drafters: make the chain one of its candidates",
+    "overlap": "it drafts while a draft is verified, and stages draft before that",
     STAGED: "write its stages one after the other",
 }
 
@@ -152,7 +154,7 @@ class Staged(Drafter):
             self._handed[text] = []
         drafts = [Draft()] * len(texts)
         for stage in self._stages:
-            drafts = stage.refine(context, texts, gammas, [draft.chain() for draft in drafts])
+            drafts = stage.refine(context, texts, gammas, [chain_of(draft) for draft in drafts])
             for text, draft in zip(texts, drafts, strict=True):
                 self._handed[text].append(draft)
         return drafts

@@ -29,7 +29,7 @@ from selfspec.sampling import top_probability
 from selfspec.types import Array, Distribution, Draft, OneHot, namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from selfspec.context import Context, Text
     from selfspec.model.config import ModelConfig
@@ -62,6 +62,11 @@ class Growing:
         return len(self.comb.tokens)
 
     @property
+    def so_far(self) -> Sequence[int]:
+        """The tokens after the text that the next one follows."""
+        return self.comb.tokens
+
+    @property
     def guesses(self) -> tuple[int, ...]:
         """What is to be checked in the next step, which can only be the first."""
         return () if self.comb.tokens else self.before.tokens[: self.gamma]
@@ -88,6 +93,7 @@ class StepDrafter(Drafter):
         super().__init__(options, config)
         self._combs = options
         self._stops: dict[Text, ConfidenceStop] = {}
+        self.reshape: Callable[[Text, Distribution, int], Distribution] = _as_it_is
 
     @abstractmethod
     def step(self, context: Context, growing: Sequence[Growing]) -> Array:
@@ -167,19 +173,23 @@ class StepDrafter(Drafter):
         if stop.is_on and stop.before(top_probability(logits)):
             return False
         try:
-            law = text.draft_law(logits, comb.tokens)
+            law = self.reshape(text, text.draft_law(logits, chain.so_far), chain.depth)
         except ConstraintError:  # perhaps only past a token that will be rejected: the target decides
             return False
         except ModelError as error:
             raise ModelError(f"{self.name} ({self.runs}) cannot draft: {error}") from None
         if isinstance(law, OneHot):
             token = law.token
-            comb.add(token, _next_best(text, logits, comb, token))
+            comb.add(token, next_best(text, logits, comb.tokens, token, comb.width))
         else:
             token = _checked(law, text.chance, guess, guessed_from)
             tokens, laws = _drawn(law, text.chance, comb.width + 1, token)
             comb.add(token, tokens[1:], laws)
         return token not in self.config.eos_token_ids  # nothing is drafted past an end
+
+
+def _as_it_is(_text: Text, law: Distribution, _depth: int) -> Distribution:
+    return law
 
 
 def _with_predicted(draft: Draft, before: Draft) -> Draft:
@@ -200,14 +210,17 @@ def _checked(law: Distribution, chance: Chance, guess: int | None, guessed_from:
     return chance.pick(law.minus(guessed_from))
 
 
-def _next_best(text: Text, logits: Array, comb: Comb, token: int) -> list[int]:
-    """What would stand in the place of ``token`` without it, then without that too: at most ``comb.width``."""
-    found = [token]
-    rest = namespace(logits).asarray(logits, copy=True) if comb.width else logits
-    for _ in range(comb.width):  # a few scans are cheaper than sorting a vocabulary
+def next_best(text: Text, logits: Array, draft: Sequence[int], first: int, count: int) -> list[int]:
+    """What would stand in the place of ``first`` after ``draft``, then in the place of that: ``count`` at most.
+
+    For laws of one token (`Text.draft_law`).
+    """
+    found = [first]
+    rest = namespace(logits).asarray(logits, copy=True) if count else logits
+    for _ in range(count):  # a few scans are cheaper than sorting a vocabulary
         rest[found[-1]] = -math.inf
         try:
-            law = text.draft_law(rest, comb.tokens)
+            law = text.draft_law(rest, draft)
         except SelfspecError:  # nothing else is allowed
             break
         assert isinstance(law, OneHot)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from selfspec.drafters.comb import chain_of
 from selfspec.types import Draft
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class Turn:
                 count, net = self._best_length(seat.memory.estimates[i], draft)
                 if net > seat.memory.net:
                     self._rows += count - len(seat.memory.draft)
-                    seat.memory.take(i, draft if draft.parents else draft.chain(count), net)
+                    seat.memory.take(i, draft if draft.parents else chain_of(draft, count), net)
 
     def _is_worth_asking(self, i: int, memory: Memory) -> bool:
         takes = self._choices[i].record.step.value(0.0)
