@@ -59,7 +59,7 @@ def command(alpha: float, gamma: int, v: str, as_json: bool, **draft: Any) -> No
     With --c alone, f is 0: verification runs all layers, as after a look-up or another model. With --c
     and --layers, --exit, the measured c is used and f still comes from the layers.
     """  # noqa: D301 (click keeps the line breaks after a backspace)
-    costs = _costs(_row_costs(v), **draft)
+    costs = _costs(row_costs(v), **draft)
     document = _document(alpha, gamma, costs)
     if as_json:
         emit_json(document)
@@ -67,7 +67,8 @@ def command(alpha: float, gamma: int, v: str, as_json: bool, **draft: Any) -> No
         click.echo(_page(document))
 
 
-def _row_costs(text: str) -> control.RowCosts:
+def row_costs(text: str) -> control.RowCosts:
+    """v(T) as it is written: a number, or a list with commas. Raises OptionError."""
     try:
         values = [float(value) for value in text.split(",")]
     except ValueError:

@@ -39,6 +39,7 @@ VERBS = {
     "profile": "What exits, passes and drafts cost here, and the speedups they promise.",
     "search-plan": "Which layers a draft of the same model should leave out, here.",
     "estimate": "What a draft is worth, from its acceptance rate and cost.",
+    "simulate": "What drafting ahead would give on devices that are not here.",
 }
 
 

@@ -26,7 +26,7 @@ from selfspec import drafters
 from selfspec.drafters.ahead import Ahead, Outcome, fan_out, withheld
 from selfspec.drafters.base import Drafter, DraftOptions, Extra, option
 from selfspec.drafters.comb import chain_of
-from selfspec.drafters.evidence import Mean
+from selfspec.drafters.evidence import Counts, Mean
 from selfspec.drafters.specs import parse_specs
 from selfspec.drafters.steps import StepDrafter
 from selfspec.errors import OptionError
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from selfspec.types import Distribution
 
 FIRST_ACCEPTANCE = 0.7
+_PRIOR_WEIGHT = 4.0  # of that, in tokens
+_ALL = "all"  # draft tokens of a text are counted together
 _TRIAL = 8  # rounds after which both ways are compared
 _PAUSE = 64  # rounds without, after a comparison that was lost; doubled every time
 _LONGEST_PAUSE = 4096
@@ -136,7 +138,7 @@ class _Memory:
 
     drafts: dict[Outcome, Draft] = field(default_factory=dict)
     outcome: Outcome | None = None
-    accepted: Mean = field(default_factory=lambda: Mean(0.98))
+    counts: Counts = field(default_factory=lambda: Counts(0.99))  # of draft tokens that were judged
     ahead: int = 0  # rounds for which drafts were made ahead
     hits: int = 0
 
@@ -254,8 +256,8 @@ class Overlap(Drafter):
         memory = self._memories[text]
         if len(commit.tokens) == commit.accepted + 1:
             memory.outcome = Outcome(commit.accepted, commit.tokens[-1])
-        if judged := min(commit.accepted + 1, commit.depth):
-            memory.accepted.learn(commit.accepted, judged)
+        for depth in range(min(commit.accepted + 1, commit.depth)):
+            memory.counts.learn(_ALL, depth < commit.accepted)
         self._inner.observe(text, commit)
 
     def timed(self, texts: Sequence[Text], round_: Round) -> None:
@@ -268,7 +270,7 @@ class Overlap(Drafter):
             self._pace.learn(self._was_on[1], seconds, self._costs.v(rows))
 
     def _fan(self, text: Text, gamma: int) -> list[int]:
-        accepted = self._memories[text].accepted.value(FIRST_ACCEPTANCE)
+        accepted = self._memories[text].counts.rate(_ALL, FIRST_ACCEPTANCE, _PRIOR_WEIGHT)
         return fan_out(self._settings.outcomes, gamma, accepted)
 
     def _withhold(self, text: Text, law: Distribution, depth: int) -> Distribution:
