@@ -22,7 +22,7 @@ check: lint test  ## everything that CI checks
 # a version of transformers, and the tests that compare with it
 VERSION ?= 5.23
 OTHER := $(VENV)-transformers-$(VERSION)
-COMPARING := tests/test_families_parity.py tests/test_windows_and_experts.py tests/test_public_bugs.py \
+COMPARING := tests/test_families_parity.py tests/test_hybrids.py tests/test_windows_and_experts.py tests/test_public_bugs.py \
 	tests/test_public_bugs_of_engines.py tests/test_model_objects.py tests/test_processors.py tests/model
 
 check-transformers:  ## the comparisons with another release: make check-transformers VERSION=5.23

@@ -53,7 +53,7 @@ class Way(NamedTuple):
     chunk: int = PREFILL_ROWS
 
 
-def ways(layers: int) -> list[Way]:
+def ways(layers: int, fewer_bits: Sequence[int]) -> list[Way]:
     """All of them; the first is the one that the others are compared with."""
     late, half = layers - layers // 8 - 1, layers // 2
     drafts = {
@@ -62,7 +62,10 @@ def ways(layers: int) -> list[Way]:
         f"early exit {half}, stop": Candidate("early_exit", {"exit_layer": half, "gamma": 4, "confidence": 0.4}),
         f"early exit {late}": Candidate("early_exit", {"exit_layer": late, "gamma": 2}),
         f"early exit {late}, siblings": Candidate("early_exit", {"exit_layer": late, "gamma": 2, "siblings": 1}),
+        "suffix": Candidate("suffix", {}),
+        "auto": Candidate("auto", {}),
     }
+    drafts |= {f"quantized, {bits} bits": Candidate("quantized", {"draft_bits": bits}) for bits in fewer_bits}
     return [
         Way("plain"),
         Way("four at a time", together=4),
@@ -125,10 +128,6 @@ class Case:
             lines = (json.loads(line) for line in path.read_text().splitlines() if line.endswith("}"))
             self.known = {(line["law"], line["way"], line["prompt"]): line for line in lines}
 
-    def runtime(self, threads: int | None = None) -> Runtime:
-        """The runtime on so many threads; None: on as many as the others."""
-        return self._open(threads).runtime
-
     def enough(self, law: str, tokens: int) -> int:
         """How many prompts it takes for plain decoding to say so many tokens; makes the plain texts of them."""
         plain, said = Way("plain"), 0
@@ -152,7 +151,8 @@ class Case:
                 yield line["prompt"]
 
     def _written(self, indices: Sequence[int], law: str, way: Way) -> list[dict[str, Any]]:
-        runtime = self.runtime(way.threads)
+        engine = self._open(way.threads)  # None: on as many threads as the others
+        runtime = engine.runtime
         limits = [len(self._prompts[i]) + self._new for i in indices]
         context = Recorder(runtime, runtime.new_cache(len(indices), max(limits)), way.chunk)
         ends = runtime.config.eos_token_ids.__contains__
@@ -161,7 +161,7 @@ class Case:
             for slot, (i, limit) in enumerate(zip(indices, limits, strict=True))
         ]
         accepted = dict.fromkeys(indices, 0)
-        drafter = way.candidate.make(runtime)
+        drafter = way.candidate.make(engine)
         with closing(Loop(context)) as loop:
             loop.add(texts, drafter)
             while loop.texts:
@@ -240,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         key = blake2b(json.dumps([prompts, args.new_tokens, engine.fingerprint]).encode(), digest_size=4)
         case = Case(opened, prompts, args.new_tokens, folder / f"{bits}-{key.hexdigest()}.jsonl")
         count = case.enough(law, args.tokens)
-        for way in ways(engine.config.num_layers):
+        for way in ways(engine.config.num_layers, engine.runtime.fewer_bits):
             if args.ways and way.name not in ("plain", *args.ways):
                 continue
             for done in case.run(law, way, count):

@@ -64,14 +64,10 @@ def clocked(work: Callable[[], Any]) -> float:
 class Case:
     """One packed model with a filled cache."""
 
-    def __init__(self, checkpoint: Any, kind: str, args: argparse.Namespace) -> None:
-        if kind == "stored":
-            runtime = selfspec.load(args.model, runtime="cpu", threads=args.threads).runtime
-            assert isinstance(runtime, CpuRuntime)
-            weights, self.runtime = dict(runtime._weights), runtime
-        else:
-            weights = packed_model(checkpoint, kind)
-            self.runtime = CpuRuntime(checkpoint.config, weights, threads=args.threads)
+    def __init__(
+        self, checkpoint: Any, weights: dict[str, Any], args: argparse.Namespace, kernels: str | None
+    ) -> None:
+        self.runtime = CpuRuntime(checkpoint.config, weights, threads=args.threads, kernels=kernels)
         self.bytes = [w.data for w in weights.values() if isinstance(w, Packed)]
         self.size = sum(len(data) for data in self.bytes)
         self.context: int = args.context
@@ -105,18 +101,24 @@ class Case:
         return values * self.context * width
 
 
-def measure(case: Case, vector: Vector, pairs: int) -> dict[str, list[float]]:
-    """Of each repetition: milliseconds of a pass of T rows and of reading the weights; best bytes per ms."""
-    times: dict[str, list[float]] = {"floor": [], **{str(count): [] for count in ROWS}, "bytes_per_ms": []}
-    works: dict[str, Callable[[], Any]] = {"sum": vector.sum, "copy": vector.copy, "floor": case.floor}
-    works |= {str(count): partial(case.turn, count) for count in ROWS}
-    moved = {"sum": vector.sum(), "copy": vector.copy(), "floor": case.size}
+def measure(cases: Sequence[Case], vector: Vector, pairs: int) -> list[dict[str, list[float]]]:
+    """Of each repetition and case: milliseconds of a pass of T rows, of reading the weights; best bytes per ms."""
+    names = ["floor", *map(str, ROWS)]
+    times: list[dict[str, list[float]]] = [{name: [] for name in (*names, "bytes_per_ms")} for _ in cases]
+    works: dict[Any, Callable[[], Any]] = {"sum": vector.sum, "copy": vector.copy}
+    for i, case in enumerate(cases):
+        works[i, "floor"] = case.floor
+        works |= {(i, str(count)): partial(case.turn, count) for count in ROWS}
+    moved = {"sum": vector.sum(), "copy": vector.copy()}
     for repetition in range(pairs + 1):
-        spent = {name: clocked(works[name]) for name in (works if repetition % 2 else reversed(works))}
-        spent["bytes_per_ms"] = max(size / spent[name] for name, size in moved.items())
-        if repetition:  # the first warms up
-            for name, kept in times.items():
-                kept.append(spent[name])
+        spent = {key: clocked(works[key]) for key in (works if repetition % 2 else reversed(works))}
+        if not repetition:  # it warms up
+            continue
+        for i, case in enumerate(cases):
+            read = {**moved, (i, "floor"): case.size}
+            times[i]["bytes_per_ms"].append(max(size / spent[key] for key, size in read.items()))
+            for name in names:
+                times[i][name].append(spent[i, name])
     return times
 
 
@@ -131,14 +133,13 @@ def operators(case: Case, count: int, pairs: int) -> dict[str, float]:
     return {name: 1e3 * seconds for name, seconds in zip(OPERATORS, middle, strict=True)}
 
 
-def report(kind: str, case: Case, vector: Vector, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure one packed model and print what was found."""
-    times = measure(case, vector, args.pairs)
+def report(kind: str, case: Case, times: dict[str, list[float]], args: argparse.Namespace) -> dict[str, Any]:
+    """Print what was found of one packed model and kernel set."""
     one, floor, total = median(times["1"]), median(times["floor"]), case.size + case.kv_bytes
     ratio = median(a / b for a, b in zip(times["1"], times["floor"], strict=True))
     against = median(a * rate / total for a, rate in zip(times["1"], times["bytes_per_ms"], strict=True))
     print(
-        f"{kind}: {case.size / 1e6:.0f} MB of weights, {case.kv_bytes / 1e6:.1f} MB of KV; "
+        f"{kind}, {case.runtime.kernels}: {case.size / 1e6:.0f} MB of weights, {case.kv_bytes / 1e6:.1f} MB of KV; "
         f"bandwidth {median(times['bytes_per_ms']) / 1e6:.1f} GB/s (best {max(times['bytes_per_ms']) / 1e6:.1f})\n"
         f"  one row {one:.2f} ms (best {min(times['1']):.2f}), {against:.2f} x its bytes at that bandwidth, "
         f"{ratio:.2f} x reading the weights alone ({floor:.2f} ms)"
@@ -146,7 +147,14 @@ def report(kind: str, case: Case, vector: Vector, args: argparse.Namespace) -> d
     v = {n: median(a / b for a, b in zip(times[n], times["1"], strict=True)) for n in map(str, ROWS)}
     print("  v(T): " + "  ".join(f"{n}: {value:.2f}" for n, value in v.items()))
     print("  best ms: " + "  ".join(f"{n}: {min(times[n]):.2f}" for n in v))
-    result = {"kind": kind, "bytes": total, "floor_ms": floor, "one_row_ms": one, "v": v}
+    result = {
+        "kind": kind,
+        "kernels": case.runtime.kernels,
+        "bytes": total,
+        "floor_ms": floor,
+        "one_row_ms": one,
+        "v": v,
+    }
     result |= {"bytes_per_ms": median(times["bytes_per_ms"]), "over_bandwidth": against, "over_weights": ratio}
     for count in (1, 8):
         split = operators(case, count, args.pairs)
@@ -157,6 +165,27 @@ def report(kind: str, case: Case, vector: Vector, args: argparse.Namespace) -> d
         result["prefill_ms"] = median(spent)
         print(f"  prefill of {args.prefill} tokens: {median(spent):.0f} ms (best {min(spent):.0f})")
     return result
+
+
+def compared(kind: str, checkpoint: Any, vector: Vector, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One kind of weights under every kernel set wanted, in alternation; ratios are to the first set."""
+    if kind == "stored":
+        runtime = selfspec.load(args.model, runtime="cpu", threads=args.threads).runtime
+        assert isinstance(runtime, CpuRuntime)
+        weights = dict(runtime._weights)
+    else:
+        weights = packed_model(checkpoint, kind)
+    cases = [Case(checkpoint, weights, args, kernels) for kernels in args.kernels]
+    times = measure(cases, vector, args.pairs)
+    found = [report(kind, case, own, args) for case, own in zip(cases, times, strict=True)]
+    for own, result in zip(times[1:], found[1:], strict=True):
+        faster = {n: median(a / b for a, b in zip(own[n], times[0][n], strict=True)) for n in map(str, ROWS)}
+        result["time_to_first_set"] = faster
+        print(
+            f"  time of {result['kernels']} / {found[0]['kernels']}: "
+            + "  ".join(f"{n}: {value:.2f}" for n, value in faster.items())
+        )
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -170,10 +199,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prefill", type=int, default=1000, help="tokens of the prefill measured; 0: none")
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument(
+        "--kernels", nargs="+", default=[None], help="kernel sets, side by side; default: the fastest"
+    )
     args = parser.parse_args(argv)
     checkpoint = find_checkpoint(args.model)
     vector = Vector(args.threads or available_processors())
-    results = [report(kind, Case(checkpoint, kind, args), vector, args) for kind in args.kinds]
+    results = [result for kind in args.kinds for result in compared(kind, checkpoint, vector, args)]
     print(json.dumps(results))
 
 

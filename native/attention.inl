@@ -14,21 +14,21 @@ template <class E> static const float* opened(const E* p, int count, float* buff
 }
 
 // sums[i][j] += x(j) * y(i). The fewer of both stay in registers, so that with 12 sums 16 are enough.
-template <int Q, int N, class Y, class X> static inline void outer(F8 (&sums)[Q][N], Y y, X x) {
-  F8 kept[Q < N ? Q : N];
+template <class V, int Q, int N, class Y, class X> static inline void outer(V (&sums)[Q][N], Y y, X x) {
+  V kept[Q < N ? Q : N];
   UNROLL for (int i = 0; i < (Q < N ? Q : N); i++) {
     kept[i] = Q < N ? y(i) : x(i);
     keep(kept[i]);
   }
   if constexpr (Q < N) {
     UNROLL for (int j = 0; j < N; j++) {
-      F8 other = x(j);
+      V other = x(j);
       keep(other);
       UNROLL for (int i = 0; i < Q; i++) sums[i][j] = fma(other, kept[i], sums[i][j]);
     }
   } else {
     UNROLL for (int i = 0; i < Q; i++) {
-      const F8 other = y(i);
+      const V other = y(i);
       UNROLL for (int j = 0; j < N; j++) sums[i][j] = fma(kept[j], other, sums[i][j]);
     }
   }
@@ -36,14 +36,15 @@ template <int Q, int N, class Y, class X> static inline void outer(F8 (&sums)[Q]
 
 // Scores of the cells of B blocks for Q query vectors, q [padded][Q]; out[i * SEGMENT + cell].
 template <class E, int Q, int B> static void scores(const E* k, const float* q, const Heads& h, float* out) {
-  F8 sums[Q][2 * B];
-  UNROLL for (int i = 0; i < Q; i++) UNROLL for (int j = 0; j < 2 * B; j++) sums[i][j] = set1(0);
+  constexpr int N = B * PARTS;
+  Wide sums[Q][N];
+  UNROLL for (int i = 0; i < Q; i++) UNROLL for (int j = 0; j < N; j++) sums[i][j] = all(0);
   const E* second = k + 16 * h.padded;
   for (int d = 0; d < h.padded; d++, k += 16, second += 16, q += Q)
-    outer<Q, 2 * B>(sums, [&](int i) { return set1(q[i]); }, [&](int j) { return load((j < 2 ? k : second) + j % 2 * 8); });
-  const F8 scale = set1(h.scale);
+    outer(sums, [&](int i) { return all(q[i]); }, [&](int j) { return wide((j < PARTS ? k : second) + j % PARTS * LANES); });
+  const Wide scale = all(h.scale);
   UNROLL for (int i = 0; i < Q; i++)
-    UNROLL for (int j = 0; j < 2 * B; j++) store(out + i * SEGMENT + 8 * j, mul(sums[i][j], scale));
+    UNROLL for (int j = 0; j < N; j++) store(out + i * SEGMENT + LANES * j, mul(sums[i][j], scale));
 }
 
 // Query vectors, `stride` apart, as `scores_of` reads them: in sets of VECTORS, and in the last one what is left.
@@ -55,24 +56,26 @@ static void interleave(int n, const float* from, int padded, float* to) {
   }
 }
 
-// Adds `count` positions, p [Q][SEGMENT] their weights, to o [Q][stride]: D vectors of 8 dimensions from `d` on.
-template <class E, int Q, int D>
+// Adds `count` positions, p [Q][SEGMENT] their weights, to o [Q][stride]: D vectors of dimensions from `d` on.
+template <class V, class E, int Q, int D>
 static void add_values(const E* v, const float* p, int count, const Heads& h, int d, float* o, std::size_t stride) {
-  F8 sums[Q][D];
-  UNROLL for (int i = 0; i < Q; i++) UNROLL for (int j = 0; j < D; j++) sums[i][j] = load(o + i * stride + d + 8 * j);
+  constexpr int step = sizeof(V) / sizeof(float);
+  V sums[Q][D];
+  UNROLL for (int i = 0; i < Q; i++) UNROLL for (int j = 0; j < D; j++) sums[i][j] = get<V>(o + i * stride + d + step * j);
   for (int c = 0; c < count; c++) {
     const E* cell = v + static_cast<std::size_t>(c) * h.padded + d;
-    outer<Q, D>(sums, [&](int i) { return set1(p[i * SEGMENT + c]); }, [&](int j) { return load(cell + 8 * j); });
+    outer(sums, [&](int i) { return same<V>(p[i * SEGMENT + c]); }, [&](int j) { return get<V>(cell + step * j); });
   }
-  UNROLL for (int i = 0; i < Q; i++) UNROLL for (int j = 0; j < D; j++) store(o + i * stride + d + 8 * j, sums[i][j]);
+  UNROLL for (int i = 0; i < Q; i++) UNROLL for (int j = 0; j < D; j++) store(o + i * stride + d + step * j, sums[i][j]);
 }
 
 template <class E, int Q>
 static void values(const E* v, const float* p, int count, const Heads& h, float* o, std::size_t stride) {
-  constexpr int wide = Q <= 3 ? 4 : 2;
+  constexpr int many = Q <= 3 ? 4 : 2;
   int d = 0;
-  for (; d + 8 * wide <= h.padded; d += 8 * wide) add_values<E, Q, wide>(v, p, count, h, d, o, stride);
-  for (; d < h.padded; d += 8) add_values<E, Q, 1>(v, p, count, h, d, o, stride);
+  for (; d + LANES * many <= h.padded; d += LANES * many) add_values<Wide, E, Q, many>(v, p, count, h, d, o, stride);
+  for (; d + LANES <= h.padded; d += LANES) add_values<Wide, E, Q, 1>(v, p, count, h, d, o, stride);
+  if (d < h.padded) add_values<F8, E, Q, 1>(v, p, count, h, d, o, stride);
 }
 
 template <class E, int B = 1, int Q = VECTORS>

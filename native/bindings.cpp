@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "kernels.h"
 #include "memory.h"
 #include "model.h"
 #include "pack.h"
@@ -21,22 +22,10 @@ Matrix shaped(const std::string& kind, std::int64_t rows, std::int64_t columns) 
   return {kind_named(kind), static_cast<int>(rows), static_cast<int>(columns), nullptr};
 }
 
-Blocks blocks_named(const std::string& name) {
-  if (name == "Q8_0") return Blocks::q8_0;
-  if (name == "Q4_0") return Blocks::q4_0;
-  if (name == "Q4_1") return Blocks::q4_1;
-  throw std::invalid_argument("no block type " + name);
-}
-
-// The kernel sets that this processor runs, the fastest first.
-std::vector<std::string> kernel_sets() {
-  std::vector<std::string> sets;
-  for (const char* name : {"avx2", "neon", "portable"}) try {
-      kernels_named(name);
-      sets.emplace_back(name);
-    } catch (const std::invalid_argument&) {
-    }
-  return sets;
+std::vector<std::string> names_of_sets() {
+  std::vector<std::string> names;
+  for (const Kernels* set : kernel_sets()) names.emplace_back(set->name);
+  return names;
 }
 
 void pack_floats(const std::string& kind, Array<const float, nb::ndim<2>> weights, Array<std::uint8_t, nb::ndim<1>> out) {
@@ -46,14 +35,17 @@ void pack_floats(const std::string& kind, Array<const float, nb::ndim<2>> weight
   pack(w.kind, weights.data(), w.n, w.k, out.data());
 }
 
-void pack_gguf(const std::string& type, Array<const std::uint8_t, nb::ndim<2>> rows, Array<std::uint8_t, nb::ndim<1>> out) {
-  const Blocks blocks = blocks_named(type);
-  const std::size_t size = gguf_block_bytes(blocks);
-  require(rows.shape(1) && rows.shape(1) % size == 0, "a row is whole blocks");
-  const Matrix w = shaped(kind_of(blocks) == Kind::int8 ? "int8" : "int4", rows.shape(0), rows.shape(1) / size * BLOCK);
+using Words = Array<const std::uint16_t, nb::ndim<2>>;
+void pack_levels(const std::string& kind, Array<const std::uint8_t, nb::ndim<2>> levels, Words scales, Words minima,
+                 Array<std::uint8_t, nb::ndim<1>> out) {
+  const Matrix w = shaped(kind, levels.shape(0), levels.shape(1));
+  require(w.kind == Kind::int8 || w.kind == Kind::int4, "levels are of int8 or int4");
+  require(w.k % BLOCK == 0, "a row is whole blocks");
+  for (const Words* given : {&scales, &minima})
+    require(given->shape(0) == levels.shape(0) && given->shape(1) * BLOCK == levels.shape(1), "a block has one scale and minimum");
   require(out.size() == w.bytes(), "out has the wrong size");
   const nb::gil_scoped_release release;
-  pack_blocks(blocks, rows.data(), w.n, w.k, out.data());
+  pack(w.kind, Levels{levels.data(), scales.data(), minima.data()}, w.n, w.k, out.data());
 }
 
 // Zeroed memory in huge pages where the system has them: weights are one long stream.
@@ -66,17 +58,22 @@ nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> allocate(std::size_t size) {
 // What the processor has of what the kernels use or might use.
 std::vector<std::string> features() {
   std::vector<std::string> found;
-#ifdef SELFSPEC_AVX2
-  const std::pair<const char*, int> all[] = {{"avx2", __builtin_cpu_supports("avx2")},
-                                             {"fma", __builtin_cpu_supports("fma")},
-                                             {"f16c", __builtin_cpu_supports("f16c")},
-                                             {"avx512f", __builtin_cpu_supports("avx512f")},
-                                             {"avx512vnni", __builtin_cpu_supports("avx512vnni")}};
+#ifdef SELFSPEC_X86
+  const std::pair<const char*, int> all[] = {
+      {"avx2", __builtin_cpu_supports("avx2")},         {"fma", __builtin_cpu_supports("fma")},
+      {"f16c", __builtin_cpu_supports("f16c")},         {"avx512f", __builtin_cpu_supports("avx512f")},
+      {"avx512bw", __builtin_cpu_supports("avx512bw")}, {"avx512dq", __builtin_cpu_supports("avx512dq")},
+      {"avx512vl", __builtin_cpu_supports("avx512vl")}, {"avx512vnni", __builtin_cpu_supports("avx512vnni")},
+#ifdef SELFSPEC_AVX_VNNI_KERNELS
+      {"avxvnni", __builtin_cpu_supports("avxvnni")},
+#endif
+  };
   for (const auto& [name, there] : all)
     if (there) found.emplace_back(name);
 #endif
 #ifdef SELFSPEC_NEON
   found.emplace_back("neon");
+  if (has_dot_products()) found.emplace_back("dotprod");
 #endif
   return found;
 }
@@ -112,14 +109,8 @@ void take_rows(const Held& m, Integers rows, Array<std::uint8_t, nb::ndim<1>> ou
 }  // namespace
 
 const Kernels& kernels_named(const std::string& name) {
-  if (name == "portable") return portable_kernels();
-#ifdef SELFSPEC_AVX2
-  if (name == "avx2" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
-    return avx2_kernels();
-#endif
-#ifdef SELFSPEC_NEON
-  if (name == "neon") return neon_kernels();
-#endif
+  for (const Kernels* set : kernel_sets())
+    if (name == set->name) return *set;
   throw std::invalid_argument("no kernels " + name + " on this processor");
 }
 
@@ -136,13 +127,14 @@ using namespace selfspec;
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // an engine may live as long as the interpreter
   m.def("features", &features);
-  m.def("kernel_sets", &kernel_sets);
+  m.def("kernel_sets", &names_of_sets);
   m.def("allocate", &allocate, "size"_a);
   m.def("packed_bytes", [](const std::string& kind, int rows, int columns) {
     return shaped(kind, rows, columns).bytes();
   }, "kind"_a, "rows"_a, "columns"_a);
   m.def("pack", &pack_floats, "kind"_a, "weights"_a.noconvert(), "out"_a.noconvert());
-  m.def("pack_blocks", &pack_gguf, "blocks"_a, "rows"_a.noconvert(), "out"_a.noconvert());
+  m.def("pack_levels", &pack_levels, "kind"_a, "levels"_a.noconvert(), "scales"_a.noconvert(), "minima"_a.noconvert(),
+        "out"_a.noconvert());
   m.def("unpack_rows", &unpack_rows, "matrix"_a, "rows"_a.noconvert(), "out"_a.noconvert());
   m.def("take_rows", &take_rows, "matrix"_a, "rows"_a.noconvert(), "out"_a.noconvert());
   m.def("largest", &largest_rows, "logits"_a.noconvert(), "index"_a.noconvert(), "logit"_a.noconvert());

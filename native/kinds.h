@@ -163,14 +163,6 @@ struct Kernels {
   float (*sweep)(const std::uint8_t* data, std::size_t size);
 };
 
-const Kernels& portable_kernels();
-#ifdef SELFSPEC_AVX2
-const Kernels& avx2_kernels();
-#endif
-#ifdef SELFSPEC_NEON
-const Kernels& neon_kernels();
-#endif
-
 // Rows of one tile of attention: as many as keep their scores in the first-level cache.
 constexpr int rows_per_tile(const Heads& heads) {
   return heads.group >= 24 ? 1 : 24 / heads.group < 8 ? 24 / heads.group : 8;

@@ -98,22 +98,13 @@ void pack(Kind kind, const float* weights, int n, int k, std::uint8_t* out) {
   });
 }
 
-std::size_t gguf_block_bytes(Blocks type) { return type == Blocks::q8_0 ? 34 : type == Blocks::q4_0 ? 18 : 20; }
-Kind kind_of(Blocks type) { return type == Blocks::q8_0 ? Kind::int8 : Kind::int4; }
-
-void pack_blocks(Blocks type, const std::uint8_t* rows, int n, int k, std::uint8_t* out) {
-  const std::size_t size = gguf_block_bytes(type), row_bytes = k / BLOCK * size;
-  pack_with(kind_of(type), n, k, out, [&](int j, int b, Row& row) {
-    const std::uint8_t* block = rows + j * row_bytes + b * size;
-    std::memcpy(&row.scale, block, 2);
-    if (type == Blocks::q8_0) {
-      std::memcpy(row.q, block + 2, BLOCK);
-      return;
-    }
-    if (type == Blocks::q4_1) std::memcpy(&row.minimum, block + 2, 2);
-    else row.minimum = to_half(-8 * from_half(row.scale));  // exact: three binary places up
-    const std::uint8_t* nibbles = block + size - 16;
-    for (int i = 0; i < 16; i++) row.q[i] = nibbles[i] & 15, row.q[i + 16] = nibbles[i] >> 4;
+void pack(Kind kind, const Levels& from, int n, int k, std::uint8_t* out) {
+  pack_with(kind, n, k, out, [&](int j, int b, Row& row) {
+    const std::size_t block = static_cast<std::size_t>(j) * (k / BLOCK) + b;
+    std::memcpy(row.q, from.levels + block * BLOCK, BLOCK);
+    if (kind == Kind::int4)  // nothing else fits
+      for (std::uint8_t& q : row.q) q &= 15;
+    row.scale = from.scales[block], row.minimum = from.minima[block];
   });
 }
 

@@ -10,11 +10,12 @@ namespace selfspec {
 // weights [n, k] in float32 -> out; int8 and int4 are rounded to the nearest value of their block.
 void pack(Kind kind, const float* weights, int n, int k, std::uint8_t* out);
 
-// Blocks of GGUF, whose values are taken over exactly: rows [n, k / 32 blocks].
-enum class Blocks { q8_0, q4_0, q4_1 };
-std::size_t gguf_block_bytes(Blocks type);
-Kind kind_of(Blocks type);
-void pack_blocks(Blocks type, const std::uint8_t* rows, int n, int k, std::uint8_t* out);
+// int8 or int4 that is quantised already: levels [n, k], and scales and minima (of int4) [n, k / 32] in fp16.
+struct Levels {
+  const std::uint8_t* levels;
+  const std::uint16_t *scales, *minima;
+};
+void pack(Kind kind, const Levels& from, int n, int k, std::uint8_t* out);
 
 // Row `row` as float32 [k].
 void unpack_row(const Matrix& w, int row, float* out);

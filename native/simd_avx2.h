@@ -1,4 +1,4 @@
-// Eight floats or integers of AVX2, FMA and F16C, and the integer dot products of a block.
+// Eight floats or integers of AVX2, FMA and F16C.
 #pragma once
 #include <immintrin.h>
 
@@ -7,10 +7,7 @@
 
 #define UNROLL _Pragma("GCC unroll 32")
 
-namespace selfspec::avx2 {
-
-constexpr int TILE_ROWS = 6;  // of a product
-constexpr int VECTORS = 6;    // query vectors of a tile of attention
+namespace selfspec::SET {
 
 struct F8 { __m256 v; };
 struct I8 { __m256i v; };
@@ -95,52 +92,4 @@ static inline __m256i four(const void* p) {
   return _mm256_set1_epi32(x);
 }
 
-template <Kind kind> static inline void weights(const std::uint8_t* w, int k, F8& low, F8& high) {
-  if constexpr (kind == Kind::fp32) {
-    const float* p = reinterpret_cast<const float*>(w) + k * 16;
-    low = load(p), high = load(p + 8);
-    keep(low), keep(high);
-  } else if constexpr (kind == Kind::fp16) {
-    const std::uint16_t* p = reinterpret_cast<const std::uint16_t*>(w) + k * 16;
-    low = load(p), high = load(p + 8);
-  } else {
-    I8 both{load32(w + k * 32)};
-    keep(both);
-    low = {_mm256_castsi256_ps(_mm256_slli_epi32(both.v, 16))};
-    high = {_mm256_castsi256_ps(_mm256_and_si256(both.v, _mm256_set1_epi32(static_cast<int>(0xffff0000))))};
-  }
-}
-
-template <int R> static inline void dot_int8(const std::uint8_t* w, const std::int16_t* a, I8 (&c)[R][2]) {
-  UNROLL for (int p = 0; p < 16; p++) {
-    const __m256i w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(w + p * 32)));
-    const __m256i w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(w + p * 32 + 16)));
-    UNROLL for (int t = 0; t < R; t++) {
-      const __m256i x = four(a + t * 32 + p * 2), p0 = _mm256_madd_epi16(w0, x), p1 = _mm256_madd_epi16(w1, x);
-      c[t][0].v = p ? _mm256_add_epi32(c[t][0].v, p0) : p0;
-      c[t][1].v = p ? _mm256_add_epi32(c[t][1].v, p1) : p1;
-      keep(c[t][0]), keep(c[t][1]);
-    }
-  }
-}
-
-template <int R> static inline void dot_int4(const std::uint8_t* w, const std::int8_t* a, I8 (&c)[R][2]) {
-  const __m256i mask = _mm256_set1_epi8(15), one = _mm256_set1_epi16(1);
-  UNROLL for (int q = 0; q < 8; q++) {
-    I8 both{load32(w + q * 32)};
-    keep(both);
-    const __m256i w0 = _mm256_and_si256(both.v, mask), w1 = _mm256_and_si256(_mm256_srli_epi16(both.v, 4), mask);
-    UNROLL for (int t = 0; t < R; t++) {
-      const __m256i x = four(a + t * 32 + q * 4), p0 = _mm256_maddubs_epi16(w0, x), p1 = _mm256_maddubs_epi16(w1, x);
-      c[t][0].v = q ? _mm256_add_epi16(c[t][0].v, p0) : p0;  // at most 16 * 15 * 127 a lane: fits int16
-      c[t][1].v = q ? _mm256_add_epi16(c[t][1].v, p1) : p1;
-      keep(c[t][0]), keep(c[t][1]);
-    }
-  }
-  UNROLL for (int t = 0; t < R; t++) {
-    c[t][0].v = _mm256_madd_epi16(c[t][0].v, one);
-    c[t][1].v = _mm256_madd_epi16(c[t][1].v, one);
-  }
-}
-
-}  // namespace selfspec::avx2
+}  // namespace selfspec::SET

@@ -7,7 +7,7 @@
 
 #define UNROLL
 
-namespace selfspec::portable {
+namespace selfspec::SET {
 
 constexpr int TILE_ROWS = 2;  // of a product
 constexpr int VECTORS = 2;    // query vectors of a tile of attention
@@ -81,18 +81,20 @@ static inline void store_bytes(std::int8_t* p, const I8* q) {
 }
 static inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
+#include "eights.inl"
+
 // Weights of one input: outputs 0-7 and 8-15.
-template <Kind kind> static inline void weights(const std::uint8_t* w, int k, F8& low, F8& high) {
+template <Kind kind> static inline void weights(const std::uint8_t* w, int k, Wide (&v)[PARTS]) {
   if constexpr (kind == Kind::fp32) {
     const float* p = reinterpret_cast<const float*>(w) + k * 16;
-    low = load(p), high = load(p + 8);
+    v[0] = load(p), v[1] = load(p + 8);
   } else {
     const std::uint16_t* p = reinterpret_cast<const std::uint16_t*>(w) + k * 16;
     if constexpr (kind == Kind::fp16) {
-      low = load(p), high = load(p + 8);
+      v[0] = load(p), v[1] = load(p + 8);
     } else {
-      low = each([&](int i) { return from_bfloat(p[2 * i]); });
-      high = each([&](int i) { return from_bfloat(p[2 * i + 1]); });
+      v[0] = each([&](int i) { return from_bfloat(p[2 * i]); });
+      v[1] = each([&](int i) { return from_bfloat(p[2 * i + 1]); });
     }
   }
 }
@@ -119,4 +121,4 @@ template <int R> static inline void dot_int4(const std::uint8_t* w, const std::i
     }
 }
 
-}  // namespace selfspec::portable
+}  // namespace selfspec::SET

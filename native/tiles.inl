@@ -23,50 +23,48 @@ struct View {
   int rows;  // of the panel
 };
 
-template <int R> static inline void open(F8 (&sums)[R][2], const float* f) {
-  UNROLL for (int t = 0; t < R; t++) sums[t][0] = load(f + t * 16), sums[t][1] = load(f + t * 16 + 8);
+template <int R> static inline void open(Wide (&sums)[R][PARTS], const float* f) {
+  UNROLL for (int t = 0; t < R; t++) UNROLL for (int j = 0; j < PARTS; j++) sums[t][j] = wide(f + t * GROUP + j * LANES);
 }
-template <int R> static inline void close(const F8 (&sums)[R][2], float* f) {
-  UNROLL for (int t = 0; t < R; t++) store(f + t * 16, sums[t][0]), store(f + t * 16 + 8, sums[t][1]);
+template <int R> static inline void close(const Wide (&sums)[R][PARTS], float* f) {
+  UNROLL for (int t = 0; t < R; t++) UNROLL for (int j = 0; j < PARTS; j++) store(f + t * GROUP + j * LANES, sums[t][j]);
 }
 
 template <Kind kind, int R>
 static void tile(const std::uint8_t* w, View x, int first, int blocks, float* f, Fetch fetch) {
-  F8 sums[R][2];
+  Wide sums[R][PARTS];
   open(sums, f);
   const float* scales = x.scales + first * 2;
   for (int b = 0; b < blocks; b++, w += block_bytes(kind)) {
     fetch.block();
     const std::size_t at = (static_cast<std::size_t>(b) * x.rows + first) * BLOCK;
     if constexpr (kind == Kind::int8 || kind == Kind::int4) {
-      I8 c[R][2];
+      WideInt c[R][PARTS];
       if constexpr (kind == Kind::int8) dot_int8<R>(w, x.words + at, c);
       else dot_int4<R>(w, x.bytes + at, c);
       const std::uint16_t* steps = reinterpret_cast<const std::uint16_t*>(w + (kind == Kind::int8 ? 512 : 256));
-      const F8 d0 = load(steps), d1 = load(steps + 8);
       const float* s = scales + static_cast<std::size_t>(b) * x.rows * 2;
+      Wide d[PARTS];
+      UNROLL for (int j = 0; j < PARTS; j++) d[j] = wide(steps + j * LANES);
       UNROLL for (int t = 0; t < R; t++) {
-        const F8 scale = set1(s[t * 2]);
-        sums[t][0] = fma(to_float(c[t][0]), mul(d0, scale), sums[t][0]);
-        sums[t][1] = fma(to_float(c[t][1]), mul(d1, scale), sums[t][1]);
+        const Wide scale = all(s[t * 2]);
+        UNROLL for (int j = 0; j < PARTS; j++) sums[t][j] = fma(to_float(c[t][j]), mul(d[j], scale), sums[t][j]);
       }
       if constexpr (kind == Kind::int4) {
-        const F8 m0 = load(steps + 16), m1 = load(steps + 24);
+        UNROLL for (int j = 0; j < PARTS; j++) d[j] = wide(steps + GROUP + j * LANES);
         UNROLL for (int t = 0; t < R; t++) {
-          const F8 total = set1(s[t * 2 + 1]);
-          sums[t][0] = fma(m0, total, sums[t][0]);
-          sums[t][1] = fma(m1, total, sums[t][1]);
+          const Wide total = all(s[t * 2 + 1]);
+          UNROLL for (int j = 0; j < PARTS; j++) sums[t][j] = fma(d[j], total, sums[t][j]);
         }
       }
     } else {
       const float* a = x.floats + at;
       _Pragma("GCC unroll 4") for (int k = 0; k < BLOCK; k++) {
-        F8 low, high;
-        weights<kind>(w, k, low, high);
+        Wide v[PARTS];
+        weights<kind>(w, k, v);
         UNROLL for (int t = 0; t < R; t++) {
-          const F8 v = set1(a[t * BLOCK + k]);
-          sums[t][0] = fma(low, v, sums[t][0]);
-          sums[t][1] = fma(high, v, sums[t][1]);
+          const Wide input = all(a[t * BLOCK + k]);
+          UNROLL for (int j = 0; j < PARTS; j++) sums[t][j] = fma(v[j], input, sums[t][j]);
         }
       }
     }

@@ -17,7 +17,10 @@ from constraints import PROCESSORS, settings, some
 from doubles import STATES, Host, run, tiny_core, tiny_hybrid, tiny_runtime
 
 from selfspec.drafters import create, drafter_class
+from selfspec.drafters.adaptive_exit import AdaptiveExit
 from selfspec.drafters.base import Drafter, DraftOptions
+from selfspec.drafters.early_exit import EarlyExitOptions
+from selfspec.drafters.shadow import Choice, ExitControl
 from selfspec.drafters.suffix import Suffix, SuffixOptions
 from selfspec.measure.toy import MarkovRuntime
 from selfspec.reference import oracle
@@ -120,6 +123,33 @@ class Told(Suffix):
         super().begin(text)
 
 
+class Whimsical(ExitControl):
+    """Learns as it should, and then leaves anywhere, and drafts as much as it may."""
+
+    def __init__(self, seed, *known):
+        super().__init__(*known)
+        self.random = np.random.default_rng(seed)
+
+    def threshold(self, layer):
+        return self.random.choice([0.0, 0.5, 0.9, 0.99, 1.1]) + 0.0 * super().threshold(layer)
+
+    def choose(self, most):
+        super().choose(most)
+        ladders = list(self._tallies)
+        return Choice(ladders[self.random.integers(len(ladders))], most, 1.0)
+
+
+class Climber(AdaptiveExit):
+    """Adaptive exits in the hands of whim: rows of one draft end at any layers."""
+
+    def __init__(self, config, texts, *, seed=0, **options):
+        super().__init__(EarlyExitOptions(exit_layer="adaptive", **options), config)
+        self.seed = seed
+
+    def control(self):
+        return Whimsical(self.seed, self.candidates, self._costs)
+
+
 class Taught:
     """An engine whose controller knows all kinds of draft, thinks something of each, and takes them for cheap."""
 
@@ -158,6 +188,7 @@ EARLY_EXITS = {f"early_exit {k}": ("early_exit", {"exit_layer": k}) for k in ran
 CHAINS = {
     **EARLY_EXITS,
     "early_exit stop": ("early_exit", {"exit_layer": 3, "confidence": 0.05, "adaptive": True}),
+    "early_exit adaptive": (Climber, {"exits": "1,2,4", "shadows": 3}),
     "layer_skip": ("layer_skip", {"skip": "attention 2,4 mlp 3"}),
     "layer_skip from the first": ("layer_skip", {"skip": "attention 0 mlp 2"}),
     "clasp": ("clasp", {"skips": 2, "interval": 3, "confidence": 0.05}),
@@ -170,6 +201,7 @@ CHAINS = {
 TREES = {
     "early_exit comb": ("early_exit", {"exit_layer": 2, "siblings": 1}),
     "early_exit wide comb": ("early_exit", {"exit_layer": 4, "siblings": 3, "confidence": 0.05, "adaptive": True}),
+    "early_exit adaptive comb": (Climber, {"siblings": 2, "shadows": 2}),
     "layer_skip comb": ("layer_skip", {"skip": "1-2", "siblings": 2, "confidence": 0.05, "adaptive": True}),
     "ngram comb": ("ngram", {"adaptive": False, "siblings": 2}),
     "draft_model comb": ("draft_model", {"draft_model": "other", "siblings": 2, "confidence": 0.05}),
@@ -188,10 +220,23 @@ CONTROLLERS = {
     "auto drawing": ("auto", {"candidates": EXITS, "repeatable": False, "confidence": 0.03}),
 }
 DRAFTERS = CHAINS | TREES | CONTROLLERS
-HYBRID = ("early_exit 2", "early_exit stop", "layer_skip", "ngram", "right", "wrong", "mixed")  # chains
+HYBRID = (
+    "early_exit 2",
+    "early_exit stop",
+    "early_exit adaptive",
+    "layer_skip",
+    "ngram",
+    "right",
+    "wrong",
+    "mixed",
+)  # chains
 LIGHTER = {  # drafters of runtimes that can run the same model in fewer bits
     "quantized": ("quantized", {}),
     "quantized comb": ("quantized", {"draft_bits": 4, "siblings": 2, "confidence": 0.05}),
+}
+PARTS = {  # drafters of runtimes that can leave out a part of a sub-layer
+    "layer_skip heads": ("layer_skip", {"skip": "attention 4 heads 2:0-1,3:3 channels 1:0-15"}),
+    "layer_skip channels comb": ("layer_skip", {"skip": "channels 1-3:8-15", "siblings": 1}),
 }
 STAGES = [
     *EARLY_EXITS,
@@ -219,14 +264,14 @@ AHEAD = {"overlap": ("overlap", "draft_model"), "overlap ngram": ("overlap", "ng
 LOOK_UPS = {"ngram", "suffix", "scripted", Bush, Told}
 # unless greedy or coupled
 SAMPLED = {"auto drawing"} | {
-    name for name, (kind, _) in (CHAINS | TREES | LIGHTER).items() if kind not in LOOK_UPS
+    name for name, (kind, _) in (CHAINS | TREES | LIGHTER | PARTS).items() if kind not in LOOK_UPS
 }
 SAMPLED |= {name for name, (_, found) in STAGED.items() if SAMPLED.intersection(found)}
 
 
 def drafter(name, target, texts, gamma, seed=0):
     """What `run` takes: a drafter or its class, and its options."""
-    kind, options = (DRAFTERS | LIGHTER | STAGED | AHEAD)[name]
+    kind, options = (DRAFTERS | LIGHTER | PARTS | STAGED | AHEAD)[name]
     if name in AHEAD:
         part, given = drafter(options, target, texts, gamma)
         wraps = part if given is None else create(part, target.config, given)
@@ -239,7 +284,7 @@ def drafter(name, target, texts, gamma, seed=0):
         return create(_class(kind), target.config, {"stages": parts, "gamma": gamma}), None
     if name in CONTROLLERS:
         return create(_class(kind), target.config, {**options, "gamma": gamma}, Taught(seed)), None
-    if kind in (Bush, Told):
+    if kind in (Bush, Told, Climber):
         return kind(target.config, texts, gamma=gamma, **options), None
     options = {**options, "gamma": gamma}
     if "script" in options:
@@ -355,8 +400,8 @@ def cells(runtime_name, drafter_name) -> Iterator[Cell]:
     """Every value of every axis, in a random arrangement; shapings go round over the drafters."""
     count = RUNTIMES[runtime_name].cells
     if drafter_name in STAGED | AHEAD:
-        count = min(count // 2, 18)
-    place = [*DRAFTERS, *LIGHTER, *STAGED, *AHEAD].index(drafter_name)
+        count = min(count // 3, 15)
+    place = [*DRAFTERS, *LIGHTER, *PARTS, *STAGED, *AHEAD].index(drafter_name)
     random = np.random.default_rng([place, *runtime_name.encode()])
 
     def axis(values):

@@ -86,9 +86,12 @@ class SimulatedRuntime(Runtime):
     def run(self, hidden, plan, rows, cache, taps=()):
         self.place = int(hidden[:, 0].max())
         hidden = hidden.copy()
-        hidden[:, 1] = max(step.layer for step in plan.steps) + 1
         self._takes((1.0 - HEAD) * plan.row_layers / LAYERS, len(hidden))
-        return hidden, {}
+        tapped = {tap: hidden.copy() for tap in taps}
+        for tap, states in tapped.items():
+            states[:, 1] = tap.layer + 1
+        hidden[:, 1] = max(step.layer for step in plan.steps) + 1
+        return hidden, tapped
 
     def logits(self, hidden):
         self._takes(HEAD, len(hidden))

@@ -15,6 +15,7 @@ from lossless_table import Bush, script
 import selfspec
 from selfspec import drafters
 from selfspec.context import Context
+from selfspec.engine import Engine
 from selfspec.errors import OptionError
 from selfspec.measure.certify import default_candidates
 from selfspec.model.config import Recurrence
@@ -312,6 +313,10 @@ def test_trees_are_refused_in_one_line(kind):
     assert not any("siblings" in candidate.options for candidate in default_candidates(runtime.config))
     with pytest.raises(OptionError, match=r"clasp runs rows aside"):
         drafters.create("clasp", runtime.config, {})
+    with pytest.raises(
+        OptionError, match=r"has no recurrent layers, and this model needs them: use another drafter"
+    ):
+        Engine(runtime, None, "tiny").generate(TOKENS, draft="quantized")
     context = Context(runtime, runtime.new_cache(1, 9))
     with pytest.raises(OptionError, match="cannot run aside"):
         context.replay(FULL, None, None, np.array([1]))

@@ -15,13 +15,14 @@ ROOT = Path(selfspec.__file__).parent
 
 # From the bottom up; a module may import its own layer (same prefix) and those before it.
 LAYERS = [
-    ["_version", "errors", "settings", "types", "rounds", "control", "modes"],
+    ["_version", "errors", "settings", "plans", "types", "rounds", "control", "modes"],
     ["model"],
+    ["traffic"],
     ["_native"],
     ["runtime.base", "runtime.products", "runtime"],
     ["processors"],
     ["sampling", "verify"],
-    ["context"],
+    ["context", "joining", "watch"],
     ["drafters"],
     ["decode", "reference"],
     ["request"],

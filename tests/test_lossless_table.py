@@ -12,6 +12,7 @@ from lossless_table import (
     EARLY_EXITS,
     HYBRID,
     LIGHTER,
+    PARTS,
     RUNTIMES,
     SHAPINGS,
     STAGED,
@@ -31,6 +32,7 @@ from selfspec.verify import verify_chain
 ROUNDED = ("cpu fp32", "cpu bf16", "cpu int8")  # runtimes that can run a model in fewer bits
 EVERY = [(runtime, drafter) for runtime, target in RUNTIMES.items() for drafter in target.drafters]
 EVERY += [(runtime, drafter) for runtime in ROUNDED for drafter in LIGHTER]
+EVERY += [("torch", drafter) for drafter in PARTS]
 EVERY += [(runtime, drafter) for runtime in ("toy", "torch", "cpu int8") for drafter in STAGED | AHEAD]
 # of chains, what recurrent layers verify
 EVERY += [("hybrid conv", name) for name, (_, found) in STAGED.items() if {*HYBRID, *EARLY_EXITS}.issuperset(found)]

@@ -16,7 +16,10 @@ def allocate(size: int) -> NDArray[np.uint8]:
     """Zeroed memory in huge pages where the system has them; it appears when it is touched."""
 
 def kernel_sets() -> list[str]:
-    """The kernel sets that this processor runs, the fastest first: "avx2" or "neon", and "portable"."""
+    """The kernel sets that this processor runs, the fastest first.
+
+    Of "avx512_vnni", "avx512", "avx_vnni", "avx2", "neon_dot", "neon" and "portable", which is always there.
+    """
 
 def packed_bytes(kind: str, rows: int, columns: int) -> int:
     """Bytes of a packed matrix of ``rows`` outputs and ``columns`` inputs."""
@@ -24,8 +27,14 @@ def packed_bytes(kind: str, rows: int, columns: int) -> int:
 def pack(kind: str, weights: NDArray[np.float32], out: NDArray[np.uint8]) -> None:
     """Pack weights [rows, columns]; int8 and int4 are rounded to the nearest value of their block of 32 inputs."""
 
-def pack_blocks(blocks: str, rows: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Pack rows of GGUF blocks ("Q8_0" to int8; "Q4_0", "Q4_1" to int4), values taken over exactly."""
+def pack_levels(
+    kind: str,
+    levels: NDArray[np.uint8],
+    scales: NDArray[np.uint16],
+    minima: NDArray[np.uint16],
+    out: NDArray[np.uint8],
+) -> None:
+    """Pack what is quantised: levels [rows, columns], bits of fp16 scales and minima [rows, columns / 32]."""
 
 class Matrix:
     """A packed matrix; it holds on to ``data`` and never copies it."""

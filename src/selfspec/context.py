@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from selfspec.errors import OptionError
+from selfspec.joining import concatenate, merge, padded, select
 from selfspec.rounds import Commit
 from selfspec.sampling import distribution
 from selfspec.types import (
@@ -29,8 +30,8 @@ from selfspec.types import (
     Sampling,
     SubLayer,
     Verdict,
-    namespace,
 )
+from selfspec.watch import Watch, Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +98,7 @@ class Text:
         Coupled sampling realises it: what is left is the one token that this text has at that place.
         Raises as `selfspec.sampling.distribution`.
         """
-        return self._law(logits, draft, self.sampling)
+        return self._law(logits, self.prefix(draft), self.sampling)
 
     def draft_law(self, logits: Array, draft: Sequence[int] = ()) -> Distribution:
         """What a drafter makes of its own ``logits`` [V]: the same, without the user's callables.
@@ -105,10 +106,14 @@ class Text:
         Realised with the target's noise where sampling is coupled, so that draft and target often agree.
         """
         sampling = self.sampling.for_drafts
-        return self._law(logits, draft, sampling if self.samples_drafts else sampling.likeliest)
+        return self._law(logits, self.prefix(draft), sampling if self.samples_drafts else sampling.likeliest)
 
-    def _law(self, logits: Array, draft: Sequence[int], sampling: Sampling) -> Distribution:
-        law = distribution(logits, sampling, prefix := self.prefix(draft))
+    def draft_law_at(self, logits: Array, place: int) -> Distribution:
+        """What `draft_law` would have been of the logits [V] of what stands at ``place`` of the text now."""
+        return self._law(logits, Prefix(self.tokens[:place], self.prompt_length), self.sampling.for_drafts)
+
+    def _law(self, logits: Array, prefix: Prefix, sampling: Sampling) -> Distribution:
+        law = distribution(logits, sampling, prefix)
         return self.chance.realise(law, len(prefix)) if sampling.coupled else law
 
     def extend(self, accepted: Sequence[int], bonus: int | None) -> tuple[int, ...]:
@@ -133,6 +138,7 @@ class Context:
 
     ``row_layers`` counts what the rows of each slot have cost so far. A prompt runs in passes of at most
     ``prefill_rows`` rows. ``clock`` is that of the loop, for drafters that must know what a part of a round takes.
+    ``watched`` is what the last verification showed to drafters that had asked (`Draft.watch`).
 
     Between two passes this is plain Python where it can be: the weights have swept the caches, and a cold NumPy
     call costs 10 to 100 µs.
@@ -142,6 +148,7 @@ class Context:
         self.runtime = runtime
         self.cache = cache
         self.clock: Callable[[], float] = time.perf_counter
+        self.watched: dict[Text, Watched] = {}
         self._prefill_rows = prefill_rows
         self.full = LayerPlan.full(runtime.config.num_layers)
         self.row_layers = [0.0] * cache.slots
@@ -189,9 +196,9 @@ class Context:
         used = self.runtime if runtime is None else runtime
         shared = plan.shared_prefix if used is self.runtime else 0
         flat = [token for own in tokens for token in own]
-        if any(0 < draft.layer < shared for draft in begun):
-            usable = [draft if draft.layer < shared else Draft() for draft in begun]
-            kept = self._resume(self._span(plan, 0, shared), tokens, usable, rows)
+        if any(0 < max(draft.starts) < shared for draft in begun):
+            usable = [draft if max(draft.starts) < shared else Draft() for draft in begun]
+            kept = self._resume(self._span(plan, 0, shared), tokens, usable, rows, Watch(()))
             rest = self._span(plan, shared, plan.num_layers)
             return self._run(kept, rest, rows)[0] if rest.steps else kept, kept
         border = SubLayer(shared - 1)
@@ -201,6 +208,26 @@ class Context:
         if not shared:
             return hidden, None
         return hidden, tapped[border] if taps else hidden
+
+    def deepen(
+        self,
+        texts: Sequence[Text],
+        depths: Sequence[int],
+        entering: Array | Sequence[int],
+        layers: tuple[int, int],
+        taps: Sequence[int] = (),
+    ) -> tuple[Array, dict[int, Array]]:
+        """Run ``layers`` [start, stop) over draft rows; the i-th is ``depths[i]`` rows past its text's pending one.
+
+        ``entering`` are their states [R, d] after ``start`` layers; where that is 0, their tokens. Returns the
+        states after ``stop`` layers, and by layer those after each of ``taps``, which end in (start, stop].
+        """
+        positions = [len(text.tokens) - 1 + depth for text, depth in zip(texts, depths, strict=True)]
+        rows = Rows.of([text.slot for text in texts], positions)
+        hidden = entering if layers[0] else self.runtime.embed(entering, rows.positions)
+        wanted = {SubLayer(layer - 1): layer for layer in taps}
+        hidden, tapped = self._run(hidden, self._span(self.full, *layers), rows, list(wanted))
+        return hidden, {wanted[tap]: states for tap, states in tapped.items()}
 
     def count(self, slots: Sequence[int], each: float) -> None:
         """Add the cost of rows of these slots, ``each`` in row-layers of the target."""
@@ -237,7 +264,7 @@ class Context:
             outs.append(out)
             for tap in taps:
                 tapped[tap].append(states[tap])
-        return _concatenate(outs), {tap: _concatenate(parts) for tap, parts in tapped.items()}
+        return concatenate(outs), {tap: concatenate(parts) for tap, parts in tapped.items()}
 
     def score(self, texts: Sequence[Text], drafts: Sequence[Draft]) -> list[Array]:
         """One full pass over pending and draft tokens; per text the target's logits [len(draft) + 1, V].
@@ -246,14 +273,23 @@ class Context:
         """
         tokens = [(text.pending, *draft.tokens) for text, draft in zip(texts, drafts, strict=True)]
         rows = _rows(texts, drafts)
+        watch = Watch(drafts)
         if all(draft.hidden is None for draft in drafts):
             flat = [token for own in tokens for token in own]
-            hidden, _ = self._run(self.runtime.embed(flat, rows.positions), self.full, rows)
+            entering = self.runtime.embed(flat, rows.positions)
+            hidden, seen = self._run(entering, self.full, rows, watch.within(self.full))
+            watch.saw(seen, range(len(rows)))
         else:
-            hidden = self._resume(self.full, tokens, drafts, rows)
+            hidden = self._resume(self.full, tokens, drafts, rows, watch)
         logits = self.runtime.logits(hidden)
-        edges = accumulate((len(draft) + 1 for draft in drafts), initial=0)
-        return [logits[start:stop] for start, stop in pairwise(edges)]
+        edges = list(accumulate((len(draft) + 1 for draft in drafts), initial=0))
+        scored = [logits[start:stop] for start, stop in pairwise(edges)]
+        self.watched = {
+            text: Watched(watch.of(edge, len(draft) + 1), own)
+            for text, draft, edge, own in zip(texts, drafts, edges, scored, strict=False)
+            if draft.watch is not None
+        }
+        return scored
 
     def commit(self, text: Text, draft: Draft, verdict: Verdict) -> Commit:
         """Move ``text`` forward by what was accepted and the bonus token."""
@@ -285,34 +321,39 @@ class Context:
         return self.runtime.run(hidden, plan, rows, self.cache, taps)
 
     def _resume(
-        self, plan: LayerPlan, tokens: Sequence[Sequence[int]], drafts: Sequence[Draft], rows: Rows
+        self,
+        plan: LayerPlan,
+        tokens: Sequence[Sequence[int]],
+        drafts: Sequence[Draft],
+        rows: Rows,
+        watch: Watch,
     ) -> Array:
         """Run rows to the end of a plan, those that have kept states from the layer of their draft."""
-        starts: list[int] = []
-        kept: list[Array] = []
-        for own, draft in zip(tokens, drafts, strict=True):
-            num_kept = 0
-            if draft.hidden is not None:
-                num_kept = min(draft.hidden.shape[0], len(own))
-                kept.append(draft.hidden[:num_kept])
-            starts += [draft.layer] * num_kept + [0] * (len(own) - num_kept)
-        return self._run_from(plan, [token for own in tokens for token in own], (np.asarray(starts), kept), rows)
+        starts = np.asarray(
+            [start for own, draft in zip(tokens, drafts, strict=True) for start in padded(draft.starts, len(own))]
+        )
+        kept = [
+            draft.hidden[: len(own)] for own, draft in zip(tokens, drafts, strict=True) if draft.hidden is not None
+        ]
+        return self._run_from(plan, [token for own in tokens for token in own], (starts, kept), rows, watch)
 
     def _run_from(
-        self, plan: LayerPlan, tokens: list[int], begun: tuple[Integers, list[Array]], rows: Rows
+        self, plan: LayerPlan, tokens: list[int], begun: tuple[Integers, list[Array]], rows: Rows, watch: Watch
     ) -> Array:
         """Run each row from its start layer to the last of a plan; ``begun``: starts, states of those above 0."""
         starts, kept = begun
         later = np.flatnonzero(starts > 0)
         order = np.flatnonzero(starts == 0)
         hidden = self._embed(tokens, order, rows) if len(order) else None
-        states = _concatenate(kept) if kept else None
+        states = concatenate(kept) if kept else None
         for start, stop in pairwise(sorted({0, *starts.tolist(), plan.steps[-1].layer + 1})):
             if start > 0:
                 joining = np.flatnonzero(starts[later] == start)
-                hidden, order = _merge(hidden, order, _select(states, joining), later[joining])
+                hidden, order = merge(hidden, order, select(states, joining), later[joining])
             if hidden is not None:
-                hidden, _ = self._run(hidden, self._span(plan, start, stop), rows.take(order))
+                span = self._span(plan, start, stop)
+                hidden, seen = self._run(hidden, span, rows.take(order), watch.within(span))
+                watch.saw(seen, order.tolist())
         return hidden
 
 
@@ -332,22 +373,3 @@ def _rows(texts: Sequence[Text], drafts: Sequence[Draft]) -> Rows:
         follows = range(-1, len(draft) - 1) if draft.parents is None else draft.parents
         parents += [-1, *(root + 1 + parent for parent in follows)]
     return Rows.trees(slots, cells, parents)
-
-
-def _concatenate(arrays: list[Array]) -> Array:
-    return arrays[0] if len(arrays) == 1 else namespace(arrays[0]).concat(arrays, axis=0)
-
-
-def _select(array: Array, rows: Integers) -> Array:
-    """The given rows of ``array`` [R, ...]; the array itself when that is all of them in order."""
-    whole = len(rows) == array.shape[0] and np.array_equal(rows, np.arange(len(rows)))
-    return array if whole else array[rows.tolist()]
-
-
-def _merge(hidden: Array | None, order: Integers, states: Array, joining: Integers) -> tuple[Array, Integers]:
-    """Put two sets of rows together in ascending row order."""
-    if hidden is None:
-        return states, joining
-    both = np.concatenate([joining, order])
-    ascending = np.argsort(both)
-    return _select(_concatenate([states, hidden]), ascending), both[ascending]

@@ -6,23 +6,23 @@ An ``Array`` is a NumPy array or a torch tensor; host-side integers (tokens, pos
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from selfspec.errors import OptionError
+from selfspec.plans import Cut, LayerPlan, Part, Spans, SubLayer
 from selfspec.settings import Array, Integers, Prefix, Processor, Sampling, require_types
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
     "MAX_GAMMA",
     "MAX_SIBLINGS",
     "MOST_ROWS",
     "Array",
+    "Cut",
     "Dense",
     "Distribution",
     "Draft",
@@ -35,6 +35,7 @@ __all__ = [
     "Processor",
     "Rows",
     "Sampling",
+    "Spans",
     "SubLayer",
     "Verdict",
     "namespace",
@@ -42,7 +43,6 @@ __all__ = [
     "require_types",
 ]
 
-Part: TypeAlias = Literal["attention", "mlp"]
 FinishReason: TypeAlias = Literal["stop", "length"]
 MAX_GAMMA = 64  # most tokens of a draft
 MAX_SIBLINGS = 16  # most leaves beside a token of a comb
@@ -154,110 +154,7 @@ class Dense:
 Distribution: TypeAlias = "OneHot | Dense"
 
 
-# -- layers and rows --------------------------------------------------------------------------------------
-
-
-class SubLayer(NamedTuple):
-    """One sub-layer; as a tap, the residual stream right after it: ``SubLayer(i)`` is the output of layer i."""
-
-    layer: int
-    part: Part = "mlp"
-
-
-@dataclass(frozen=True)
-class LayerPlan:
-    """Which sub-layers of a model with ``num_layers`` layers a pass runs, in ascending order.
-
-    Early exit and layer skip are one concept: ``exit_at`` keeps ``[0, k)``, ``skipping`` leaves sub-layers out,
-    ``span`` keeps what lies in a range of layers (verification resumes with it). ``experts`` is how many
-    experts of a mixture each row has, instead of as many as the model was made with.
-    """
-
-    num_layers: int
-    attention: tuple[int, ...]
-    mlp: tuple[int, ...]
-    experts: int | None = None
-
-    @classmethod
-    def full(cls, num_layers: int) -> LayerPlan:
-        """Everything: the target."""
-        layers = tuple(range(num_layers))
-        return cls(num_layers, layers, layers)
-
-    @classmethod
-    def exit_at(cls, num_layers: int, layer: int) -> LayerPlan:
-        """Early exit: layers ``[0, layer)``; ``layer`` must lie in ``[1, num_layers)``."""
-        if not 1 <= layer < num_layers:
-            raise OptionError(
-                f"exit layer is {layer}; this model has {num_layers} layers, so it must be 1 to {num_layers - 1}"
-            )
-        return cls.full(num_layers).span(0, layer)
-
-    @classmethod
-    def skipping(cls, num_layers: int, attention: Iterable[int] = (), mlp: Iterable[int] = ()) -> LayerPlan:
-        """Everything but the given attention and MLP sub-layers."""
-        skipped = {"attention": set(attention), "mlp": set(mlp)}
-        for part, layers in skipped.items():
-            if wrong := sorted(layer for layer in layers if not 0 <= layer < num_layers):
-                raise OptionError(f"cannot skip {part} {wrong}: this model has layers 0 to {num_layers - 1}")
-        kept = {part: tuple(i for i in range(num_layers) if i not in out) for part, out in skipped.items()}
-        return cls(num_layers, kept["attention"], kept["mlp"])
-
-    @classmethod
-    def without(cls, num_layers: int, steps: Iterable[SubLayer]) -> LayerPlan:
-        """Everything but ``steps``, as `skipping`."""
-        parts: dict[Part, list[int]] = {"attention": [], "mlp": []}
-        for step in steps:
-            parts[step.part].append(step.layer)
-        return cls.skipping(num_layers, parts["attention"], parts["mlp"])
-
-    @property
-    def left_out(self) -> tuple[SubLayer, ...]:
-        """The sub-layers that it does not run, in order."""
-        run = set(self.steps)
-        return tuple(step for step in self.full(self.num_layers).steps if step not in run)
-
-    def span(self, start: int, stop: int) -> LayerPlan:
-        """The part of this plan that lies in layers ``[start, stop)``."""
-        return replace(
-            self,
-            attention=tuple(i for i in self.attention if start <= i < stop),
-            mlp=tuple(i for i in self.mlp if start <= i < stop),
-        )
-
-    @cached_property
-    def steps(self) -> tuple[SubLayer, ...]:
-        """The sub-layers in the order in which they run."""
-        steps = [SubLayer(i, "attention") for i in self.attention] + [SubLayer(i, "mlp") for i in self.mlp]
-        return tuple(sorted(steps, key=lambda step: (step.layer, step.part != "attention")))
-
-    @cached_property
-    def shared_prefix(self) -> int:
-        """How many leading layers equal the full model's: verification resumes at this layer."""
-        if self.experts is not None:
-            return 0  # a mixture may be in any layer
-        whole = set(self.attention) & set(self.mlp)
-        return next((i for i in range(self.num_layers) if i not in whole), self.num_layers)
-
-    @property
-    def row_layers(self) -> float:
-        """Layers that one row pays for; a sub-layer counts half."""
-        return (len(self.attention) + len(self.mlp)) / 2
-
-    def __str__(self) -> str:
-        if self.experts is not None:
-            return f"{replace(self, experts=None)}, {self.experts} experts"
-        if self == self.full(self.num_layers):
-            return f"full {self.num_layers}"
-        prefix = self.shared_prefix
-        if self == self.full(self.num_layers).span(0, prefix):
-            return f"exit {prefix}/{self.num_layers}"
-        out = [
-            f"{part} {','.join(str(i) for i in range(self.num_layers) if i not in kept)}"
-            for part, kept in (("attention", self.attention), ("mlp", self.mlp))
-            if len(kept) < self.num_layers
-        ]
-        return f"skip {' '.join(out)} of {self.num_layers}"
+# -- rows --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -321,22 +218,26 @@ class Draft:
     before it: a sibling that was drawn without replacement has the law without the siblings drawn before.
     ``laws`` None means that the tokens were chosen deterministically. Row 0 of a draft is the pending token,
     row i + 1 ``tokens[i]``. ``hidden`` [h, d] are states after ``layer`` layers of its first h rows:
-    verification resumes there. ``predicted`` are the indices of tokens that come from the user's prediction.
-    ``chances[d]`` is how likely the chain's token at depth d is thought to hold if those before it do, known before
-    it was drawn; empty where the drafter does not say.
+    verification resumes there; ``layer`` lists one for each of these rows where they differ. ``predicted`` are the
+    indices of tokens that come from the user's prediction. ``chances[d]`` is how likely the chain's token at depth
+    d is thought to hold if those before it do, known before it was drawn; empty where the drafter does not say.
+    ``watch`` names layers whose outputs in verification, and the target's logits, the drafter will look at
+    (`Context.watched`); None: it will not.
     """
 
     tokens: tuple[int, ...] = ()
     laws: tuple[Distribution, ...] | None = None
     hidden: Array | None = None
-    layer: int = 0
+    layer: int | tuple[int, ...] = 0
     parents: tuple[int, ...] | None = None
     predicted: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
+    watch: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         assert self.laws is None or len(self.laws) == len(self.tokens)
         assert (self.hidden is None) == (self.layer == 0)
+        assert isinstance(self.layer, int) or (self.hidden is not None and len(self.layer) == self.hidden.shape[0])
         if self.parents is not None:
             assert len(self.parents) == len(self.tokens)
             assert all(-1 <= parent < i for i, parent in enumerate(self.parents))
@@ -353,6 +254,13 @@ class Draft:
         for parent in self.parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
         return tuple(depths.count(depth) for depth in range(max(depths, default=-1) + 1))
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """For each row the layer at which verification begins."""
+        rows, held = len(self) + 1, 0 if self.hidden is None else self.hidden.shape[0]
+        kept = (self.layer,) * held if isinstance(self.layer, int) else self.layer
+        return (*kept, *(0,) * (rows - held))[:rows]
 
     def before(self, row: int) -> tuple[int, ...]:
         """The draft tokens up to and including that of ``row``: what the token after it follows."""

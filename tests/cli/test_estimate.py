@@ -66,9 +66,39 @@ def test_listed_costs_limit_the_table(call):
     assert found["v"] == [1.0, 1.1, 1.2, 1.3]
 
 
+def test_a_mixture_in_a_batch(call):
+    """Guards the wiring of what passes read: v falls with the batch, and fewer experts are a draft of their own."""
+    mixture = "--experts 64 --per-token 8 --expert-share 0.8 --alpha 0.6"
+    alone, many = (estimate(call, f"{mixture} --c 0 --batch {batch}") for batch in (1, 16))
+    assert alone["v"][1] == pytest.approx(0.2 + 0.8 * 1.875)
+    assert (alone["best_gamma"], alone["best_speedup"]) == (0, 1.0)
+    assert many["best_speedup"] > 2.0
+    assert len(many["table"]) == 11
+    half = estimate(call, f"{mixture} --draft-experts 4")
+    assert half["c"] == pytest.approx(0.6)
+    dense = estimate(call, "--c 0 --alpha 0.6 --batch 4 --ridge 16")
+    assert dense["v"][:5] == [1.0, 1.0, 1.0, 1.0, 1.25]
+    assert (
+        "v 1, 1, 1, 1, 1.25"
+        in call("estimate", *["--c", "0", "--alpha", "0.6", "--batch", "4", "--ridge", "16"]).stdout
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
+        ("--alpha 0.5 --c 0 --experts 8", "--per-token is missing; a mixture needs --experts, --per-token"),
+        ("--alpha 0.5 --c 0 --experts 8 --per-token 9 --expert-share 0.5", "per_token is 9; of 8 experts"),
+        ("--alpha 0.5 --c 0 --experts 8 --per-token 2 --expert-share 1.5", "expert share is 1.5"),
+        ("--alpha 0.5 --c 0 --experts 0 --per-token 2 --expert-share 0.5", "experts is 0"),
+        ("--alpha 0.5 --c 0 --batch 0", "batch is 0"),
+        ("--alpha 0.5 --c 0 --ridge nan", "ridge is nan; it must be at least 1 row"),
+        ("--alpha 0.5 --c 0 --ridge 4 --v 1.2", "--v says what rows cost; leave it out"),
+        ("--alpha 0.5 --draft-experts 1", "--draft-experts is a draft of its own"),
+        (
+            "--alpha 0.5 --experts 8 --per-token 2 --expert-share 0.5 --draft-experts 3",
+            "draft experts is 3; each token has 2",
+        ),
         ("--c 0.1", "Missing option '--alpha'"),
         ("--alpha 0.5", "give --layers and --exit, or --c"),
         ("--alpha 0.5 --layers 32", "--layers is given without --exit"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import transformers
 from tiny_models import save_tokenizer
 
 from selfspec.errors import OptionError, PromptError
@@ -288,7 +289,11 @@ class Kitchen:
         """
 
 
-@pytest.mark.parametrize("function", [forecast, mixed, Kitchen().cook])
+_READS_TYPES = [int(part) for part in transformers.__version__.split(".")[:2]] >= [5, 24]
+"""Whether it takes ``days (int): ...`` for the description of ``days``; before, it found none."""
+
+
+@pytest.mark.parametrize("function", [forecast] * _READS_TYPES + [mixed, Kitchen().cook])
 def test_functions_are_described_as_transformers_describes_them(function):
     """Tools are given as functions in transformers; a schema that differs is another prompt."""
     from transformers.utils import get_json_schema

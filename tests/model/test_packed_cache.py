@@ -32,7 +32,9 @@ def kinds(model):
     return {w.kind for w in model.weights.values() if isinstance(w, Packed)}
 
 
-@pytest.mark.parametrize(("blocks", "kind"), [("Q4_0", "int4"), ("Q4_1", "int4"), ("Q8_0", "int8")])
+@pytest.mark.parametrize(
+    ("blocks", "kind"), [("Q4_0", "int4"), ("Q4_1", "int4"), ("Q5_0", "int8"), ("Q8_0", "int8")]
+)
 def test_blocks_that_the_core_has_are_taken_over_exactly(write_gguf, blocks, kind):
     """Guards the checkpoint as shipped: every value, in half-split rotary order, not rounded a second time."""
     path, _ = write_gguf(kind=blocks)
@@ -47,7 +49,7 @@ def test_blocks_that_the_core_has_are_taken_over_exactly(write_gguf, blocks, kin
 
 def test_other_blocks_become_int8_and_the_error_is_stated(write_gguf):
     """Guards honesty: a second rounding is reported."""
-    path, _ = write_gguf(kind="Q5_0")
+    path, _ = write_gguf(kind="Q5_1")
     packed, want = find_packed(path), dense(find_checkpoint(path))
     assert kinds(packed) == {"int8"}
     worst = max(np.linalg.norm(values(packed)[n] - w) / np.linalg.norm(w) for n, w in want.items())

@@ -27,6 +27,7 @@ from native_models import (
 
 from selfspec.context import Context
 from selfspec.runtime.packing import native
+from selfspec.runtime.rotary import exact_power
 from selfspec.types import LayerPlan, Rows, SubLayer
 
 CASES = [case for case in ALL if case not in HYBRIDS]  # which never run on the core
@@ -164,7 +165,11 @@ def test_drafts_change_no_bit(case, draft, monkeypatch):
     """
     runtime, texts = family_core(case), plain(case)
     full = [chain(runtime, text) for text in texts]
-    drafter, options = ("moe", {"gamma": 4}) if draft == "fewer experts" else DRAFTS[draft](runtime.config, texts)
+    drafter, options = (
+        ("moe", {"gamma": 4, "utility": False})
+        if draft == "fewer experts"
+        else DRAFTS[draft](runtime.config, texts)
+    )
     accepted, checked = [], 0
     score = Context.score
 
@@ -192,3 +197,10 @@ def test_drafts_change_no_bit(case, draft, monkeypatch):
     assert checked >= 3 * (NEW - 1)
     if draft in KNOWN:
         assert max(accepted) >= 3  # else nothing was kept past a rollback
+
+
+@pytest.mark.parametrize("theta", [1e4, 5e5, 1e6])
+def test_frequencies_have_the_same_bits_on_every_processor(theta):
+    exponents = np.arange(0, 128, 2, dtype=np.float32) / np.float32(128)
+    powers = exact_power(theta, exponents)
+    assert powers.tolist() == [float(np.float32(theta ** float(exponent))) for exponent in exponents]

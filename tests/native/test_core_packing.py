@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize, quantize
 
+from selfspec.runtime.blocks import levels_of
 from selfspec.runtime.packing import Packed, allocate, pack, pack_blocks, packed_bytes
 
 SHAPES = [(16, 32), (1, 1), (17, 33), (203, 100)]
@@ -52,7 +53,7 @@ def test_halves_round_as_numpy_does():
     assert np.array_equal(pack(values, "fp16").unpack(), want)
 
 
-@pytest.mark.parametrize("blocks", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("blocks", ["Q8_0", "Q4_0", "Q4_1", "Q5_0"])
 @pytest.mark.parametrize("shape", [(16, 32), (5, 96), (203, 64)])
 def test_gguf_blocks_are_taken_over_exactly(blocks, shape):
     """Guards against a second quantisation: the values are those of the gguf package, to the last bit."""
@@ -78,3 +79,20 @@ def test_read_only_bytes_are_enough():
     data = pack(matrix((40, 70)), "bf16").data
     data.flags.writeable = False
     assert Packed("bf16", 40, 70, data).unpack().shape == (40, 70)
+
+
+def test_levels_of_q4_k_are_kept_and_scales_are_rounded_once():
+    """Guards K-quants: 4 bits stay the same 4 bits; products of two scales are rounded to fp16, nothing more."""
+    random = np.random.default_rng(3)
+    raw = random.integers(0, 256, (37, 2, 144), dtype=np.uint8)
+    raw[..., :4] = (random.random((37, 2, 2)) * 0.01 + 1e-3).astype(np.float16).view(np.uint8)
+    raw = raw.reshape(37, -1)
+    want = dequantize(raw, gguf.GGMLQuantizationType.Q4_K)
+    packed = pack_blocks(raw, "Q4_K")
+    assert packed.kind == "int4"
+    found = levels_of(raw, "Q4_K")
+    scales, minima = (np.repeat(part.astype(np.float32), 32, axis=1) for part in (found.scales, found.minima))
+    assert np.array_equal(packed.unpack(), found.levels * scales + minima)
+    limit = 2.0**-11 * (np.abs(found.levels * scales) + np.abs(minima)) * 1.001
+    assert (np.abs(packed.unpack() - want) <= limit).all()
+    assert not np.array_equal(packed.unpack(), want)  # or the rounding need not be stated

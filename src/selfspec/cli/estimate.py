@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,10 @@ import click
 from selfspec import control
 from selfspec.cli.output import emit_json, examples, facts, table
 from selfspec.errors import OptionError
+from selfspec.traffic import Traffic
 
 _TABLE = 11  # γ = 0 .. 10
+_MOST_TEXTS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ _EXAMPLES = examples(
     "selfspec estimate --layers 32 --exit 8 --alpha 0.7 --gamma 4",
     "selfspec estimate --c 0.1 --alpha 0.78",
     "selfspec estimate --layers 30 --exit 26 --head 0.2 --alpha 0.8 --v 1,1.05,1.1,1.2,1.3",
+    "selfspec estimate --experts 64 --per-token 8 --expert-share 0.8 --c 0 --alpha 0.7 --batch 16",
 )
 
 
@@ -41,13 +45,20 @@ _EXAMPLES = examples(
 )
 @click.option(
     "--v",
-    default="1.0",
-    show_default=True,
     metavar="V",
-    help="Cost of a pass of several rows ÷ a pass of one: a number, or the list v(1),v(2),... with v(1) = 1.",
+    help="Cost of a pass of several rows ÷ a pass of one: a number, or the list v(1),v(2),... with v(1) = 1.  "
+    "[default: 1]",
+)
+@click.option("--experts", type=int, metavar="E", help="Experts of a mixture; v follows from what rows read.")
+@click.option("--per-token", type=int, metavar="K", help="Experts of each token.")
+@click.option("--expert-share", type=float, metavar="X", help="Share of them in what a pass of one row reads.")
+@click.option("--draft-experts", type=int, metavar="D", help="Draft with D experts a token (moe): c follows.")
+@click.option("--batch", type=int, metavar="B", help="Texts that share each pass.  [default: 1]")
+@click.option(
+    "--ridge", type=float, metavar="R", help="Rows that take as long to compute as the weights of one to be read."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
-def command(alpha: float, gamma: int, v: str, as_json: bool, **draft: Any) -> None:
+def command(alpha: float, gamma: int, as_json: bool, **given: Any) -> None:
     """What a draft is worth: expected tokens per round and speedup over plain decoding.
 
     \b
@@ -58,8 +69,11 @@ def command(alpha: float, gamma: int, v: str, as_json: bool, **draft: Any) -> No
 
     With --c alone, f is 0: verification runs all layers, as after a look-up or another model. With --c
     and --layers, --exit, the measured c is used and f still comes from the layers.
+
+    With --experts, --batch or --ridge, v(T) comes from what T rows of each text read and compute: T rows that
+    choose K of E experts each have E (1 - (1 - K/E)^T) different ones. That is arithmetic, not a measurement.
     """  # noqa: D301 (click keeps the line breaks after a backspace)
-    costs = _costs(row_costs(v), **draft)
+    costs = _costs(**given)
     document = _document(alpha, gamma, costs)
     if as_json:
         emit_json(document)
@@ -77,6 +91,43 @@ def row_costs(text: str) -> control.RowCosts:
 
 
 def _costs(
+    v: str | None,
+    c: float | None,
+    draft_experts: int | None,
+    layers: int | None,
+    exit_layer: int | None,
+    head: float | None,
+    **passes: Any,
+) -> _Costs:
+    traffic, batch = _traffic(**passes), passes["batch"] or 1
+    if traffic is not None and v is not None:
+        raise OptionError("--v says what rows cost; leave it out, or --experts, --batch and --ridge")
+    if draft_experts is not None:
+        if passes["experts"] is None or c is not None or exit_layer is not None:
+            raise OptionError("--draft-experts is a draft of its own: give --experts, and neither --c nor --exit")
+        assert traffic is not None
+        c = traffic.draft_cost(draft_experts, batch)
+    rows = row_costs(v or "1.0") if traffic is None else traffic.row_costs(batch)
+    return _draft_costs(rows, layers, exit_layer, head, c)
+
+
+def _traffic(
+    experts: int | None, per_token: int | None, expert_share: float | None, batch: int | None, ridge: float | None
+) -> Traffic | None:
+    """What passes read, if that is asked for."""
+    mixture = {"--experts": experts, "--per-token": per_token, "--expert-share": expert_share}
+    if missing := [name for name, value in mixture.items() if value is None]:
+        if len(missing) < len(mixture):
+            raise OptionError(f"{missing[0]} is missing; a mixture needs {', '.join(mixture)}")
+        if batch is None and ridge is None:
+            return None
+    if batch is not None and not 1 <= batch <= _MOST_TEXTS:
+        raise OptionError(f"batch is {batch}; it must be 1 to {_MOST_TEXTS} texts")
+    one = (1 if experts is None else experts, 1 if per_token is None else per_token)
+    return Traffic(expert_share or 0.0, *one, math.inf if ridge is None else ridge)
+
+
+def _draft_costs(
     v: control.RowCosts, layers: int | None, exit_layer: int | None, head: float | None, c: float | None
 ) -> _Costs:
     if layers is None and exit_layer is None:
@@ -135,4 +186,6 @@ def _page(document: dict[str, Any]) -> str:
 
 
 def _listed(v: control.RowCosts) -> str:
-    return ", ".join(f"{cost:g}" for cost in v) if isinstance(v, list) else f"{v:g}"
+    if not isinstance(v, list):
+        return f"{v:g}"
+    return ", ".join(f"{cost:.4g}" for cost in v[:_TABLE]) + ", ..." * (len(v) > _TABLE)

@@ -109,4 +109,4 @@ def _made(draft: str | type[Drafter] | Drafter, config: ModelConfig, options: di
         raise OptionError(
             f"drafter {cls.name!r} has no option {', '.join(unknown)}; it has {', '.join(option_names(cls))}"
         )
-    return cls(cls.Options(**options), config)
+    return cls.for_options(cls.Options(**options), config)

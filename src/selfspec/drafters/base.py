@@ -129,6 +129,11 @@ class Drafter(ABC):
                 "leave siblings at 0"
             )
 
+    @classmethod
+    def for_options(cls, options: DraftOptions, config: ModelConfig) -> Drafter:
+        """The drafter that ``options`` ask for: one of this class, unless they choose among several."""
+        return cls(options, config)
+
     @property
     def plan(self) -> LayerPlan | None:
         """The layers that a draft step runs; None when it runs none."""
@@ -148,6 +153,11 @@ class Drafter(ABC):
     def uses_prediction(self) -> bool:
         """Whether it drafts from `Text.prediction`; a drafter of drafters does if one of them does."""
         return False
+
+    @property
+    def exits(self) -> int:
+        """For each row of a draft, how many exits it keeps logits and states of until the row is judged."""
+        return 0
 
     @property
     def parts(self) -> tuple[Drafter, ...]:

@@ -83,7 +83,7 @@ class Comb:
             chance = draft.chances[i] if draft.chances else None
             self.add(token, (), draft.laws[i : i + 1] if draft.laws else (), chance)
 
-    def draft(self, hidden: Array | None = None, layer: int = 0) -> Draft:
+    def draft(self, hidden: Array | None = None, layer: int | tuple[int, ...] = 0) -> Draft:
         """The whole; ``hidden`` are states of the pending token and the chain after ``layer`` layers."""
         laws, chances = (*self._laws, *self._leaf_laws) or None, tuple(self._chances)
         if not self._leaves:
@@ -102,9 +102,10 @@ def chain_of(draft: Draft, most: int = MAX_GAMMA) -> Draft:
         draft.tokens[:count],
         None if draft.laws is None else draft.laws[:count],
         None if draft.hidden is None else draft.hidden[: count + 1],
-        draft.layer,
+        draft.layer if isinstance(draft.layer, int) else draft.layer[: count + 1],
         predicted=tuple(i for i in draft.predicted if i < count),
         chances=draft.chances[:count],
+        watch=draft.watch,
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
+from operator import index
 from typing import TYPE_CHECKING, Any
 
-from selfspec.drafters.base import option
+from selfspec.drafters.adaptive_exit import AdaptiveExit
+from selfspec.drafters.base import Drafter, DraftOptions, option
 from selfspec.drafters.comb import CombOptions
 from selfspec.drafters.self_draft import FixedSelfDraft
 from selfspec.errors import OptionError
@@ -14,15 +17,76 @@ from selfspec.types import LayerPlan
 if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
 
+ADAPTIVE = "adaptive"
+
 
 @dataclass(frozen=True)
 class EarlyExitOptions(CombOptions):
     """Options of `EarlyExit`."""
 
-    exit_layer: int | None = option(
+    exit_layer: str | int | None = option(
         None,
-        "Layer k at which the draft leaves: it runs layers [0, k), 1 <= k < layers. Default: 7/8 of them.",
+        "Layer k at which the draft leaves: it runs layers [0, k), 1 <= k < layers; or adaptive: exit and length "
+        "are chosen in every round (DEL). Default: 7/8 of the layers.",
     )
+    exits: str = option(
+        "", "adaptive: layers to choose among, with commas. Default: an eighth, a quarter, half and three quarters."
+    )
+    shadows: int = option(8, "adaptive: look at what every exit would have said once in so many rounds.")
+    row_price: float = option(
+        0.15, "adaptive: what another row of a verification is taken to cost, as a share of a pass of one row."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "exit_layer", _layer(self.exit_layer))
+        if not self.is_adaptive:
+            for f in fields(EarlyExitOptions)[-3:]:
+                if (value := getattr(self, f.name)) != f.default:
+                    raise OptionError(
+                        f"{f.name} is {value!r}, which only exit_layer={ADAPTIVE} reads; leave it out"
+                    )
+            return
+        if self.confidence or self.adaptive:
+            name = "confidence" if self.confidence else "adaptive"
+            raise OptionError(
+                f"{name} is {getattr(self, name)}, but with exit_layer={ADAPTIVE} every exit learns its own "
+                "threshold; leave it out"
+            )
+        if self.shadows < 1:
+            raise OptionError(f"shadows is {self.shadows}; it must be at least 1 round")
+        if not 0.0 <= self.row_price <= 1.0:
+            raise OptionError(f"row_price is {self.row_price}; it must be from 0 (rows are free) to 1 (as a pass)")
+        if self.exits and not re.fullmatch(r"\d{1,5}(,\d{1,5})*", self.exits):
+            raise OptionError(f"exits is {self.exits!r}; it must be layers with commas, such as 4,8,15")
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether exits are chosen while it writes."""
+        return self.exit_layer == ADAPTIVE
+
+    def candidates(self, num_layers: int) -> tuple[int, ...]:
+        """The layers to choose among in a model of ``num_layers``, ascending. Raises OptionError as `LayerPlan`."""
+        if not self.exits:
+            shares = (max(1, num_layers * eighths // 8) for eighths in (1, 2, 4, 6))
+            return tuple(sorted(set(shares)))
+        layers = sorted({int(layer) for layer in self.exits.split(",")})
+        for layer in layers:
+            LayerPlan.exit_at(num_layers, layer)
+        return tuple(layers)
+
+
+def _layer(given: str | int | None) -> str | int | None:
+    """A layer as a number, or the word."""
+    if given is None or given == ADAPTIVE:
+        return given
+    if isinstance(given, str):
+        number = int(given) if re.fullmatch(r"-?\d{1,5}", given) else None
+    else:
+        number = None if isinstance(given, bool) or not hasattr(given, "__index__") else index(given)
+    if number is not None:
+        return number
+    raise OptionError(f"exit_layer is {given!r}; it must be an integer, or {ADAPTIVE}")
 
 
 class EarlyExit(FixedSelfDraft):
@@ -34,16 +98,32 @@ class EarlyExit(FixedSelfDraft):
 
     def __init__(self, options: EarlyExitOptions, config: ModelConfig) -> None:
         layer = options.exit_layer
-        if config.num_layers < 2:
-            raise OptionError("this model has one layer; an early exit needs at least two")
+        _require_layers(config)
         if layer is None:
             layer = max(1, config.num_layers * 7 // 8)
+        assert isinstance(layer, int), "`for_options` knows what drafts with adaptive exits"
         super().__init__(options, config, LayerPlan.exit_at(config.num_layers, layer))
+
+    @classmethod
+    def for_options(cls, options: DraftOptions, config: ModelConfig) -> Drafter:
+        """One with a fixed exit, or an `AdaptiveExit`."""
+        assert isinstance(options, EarlyExitOptions)
+        if not options.is_adaptive:
+            return cls(options, config)
+        _require_layers(config)
+        return AdaptiveExit(options, config)
 
     @classmethod
     def variants(cls, config: ModelConfig, options: dict[str, Any]) -> list[dict[str, Any]]:
         """An exit after an eighth, a quarter and half of the layers; later ones cannot pay, however right."""
+        if options.get("exit_layer") == ADAPTIVE:
+            raise OptionError(f"auto chooses among exits itself; give it early_exit without exit_layer={ADAPTIVE}")
         if options.get("exit_layer") is not None:
             return [options]
         layers = sorted({max(1, config.num_layers // part) for part in (8, 4, 2)} - {config.num_layers})
         return [{**options, "exit_layer": layer} for layer in layers]
+
+
+def _require_layers(config: ModelConfig) -> None:
+    if config.num_layers < 2:
+        raise OptionError("this model has one layer; an early exit needs at least two")

@@ -14,6 +14,7 @@ from selfspec.drafters.base import Extra, option
 from selfspec.drafters.comb import CombOptions
 from selfspec.drafters.steps import Growing, StepDrafter
 from selfspec.errors import OptionError
+from selfspec.runtime.cpu_model import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,10 +56,7 @@ class Quantized(StepDrafter):
         """Pack and open the lighter weights."""
         target = host.runtime
         if not (possible := target.fewer_bits):
-            raise OptionError(
-                f"quantized drafts in 8 or 4 bits on the cache of the cpu runtime; this model runs in "
-                f"{target.precision} on {target.name}: use runtime cpu with more bits, or another drafter"
-            )
+            raise OptionError(f"quantized drafts in 8 or 4 bits on the cache of the cpu runtime{self._why(target)}")
         bits = possible[0] if self._bits is None else self._bits
         if bits not in possible:
             raise OptionError(
@@ -67,6 +65,15 @@ class Quantized(StepDrafter):
             )
         self._light = host.open_model(bits=bits, **target.placement).runtime
         assert self._light.config == self.config
+
+    def _why(self, target: Runtime) -> str:
+        """Why not on this one, and what to do."""
+        if missing := lacking(self.config):
+            return f", which has no {missing}, and this model needs them: use another drafter"
+        return (
+            f"; this model runs in {target.precision} on {target.name}: use runtime cpu with more bits, or another "
+            "drafter"
+        )
 
     @property
     def runs(self) -> str:

@@ -100,6 +100,11 @@ class Staged(Drafter):
             raise OptionError(
                 f"{early[0]} would draft siblings for the next stage; only the last one may have them"
             )
+        if watching := [s.name for s in self._stages if s.exits]:
+            raise OptionError(
+                f"{watching[0]} learns from drafts that are verified as it made them, which a chain may change; "
+                "name its exit layer"
+            )
         self.name = ARROW.join(stage.name for stage in self._stages)
         self.samples = any(stage.samples for stage in self._stages)
         self.is_free = all(stage.is_free for stage in self._stages)

@@ -69,7 +69,7 @@ class Memory:
     def resume(self, draft: Draft) -> None:
         """Verify no more than was decided, from the states that a probe has left."""
         if draft.hidden is not None:
-            self.draft = replace(self.draft, hidden=draft.hidden[:1], layer=draft.layer)
+            self.draft = replace(self.draft, hidden=draft.hidden[:1], layer=draft.starts[0])
             self._keep(self.draft)
 
     @property

@@ -89,6 +89,12 @@ class Runtime(ABC):
         """What passes cost here, as far as they have shown."""
         return PassCosts()
 
+    def refuses(self, plan: LayerPlan) -> str:
+        """Why this runtime cannot run a plan, and what to do, for people; "" if it can."""
+        if not plan.cuts:
+            return ""
+        return f"the runtime {self.name} leaves out whole sub-layers only: name these, or use runtime torch"
+
     @abstractmethod
     def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:
         """Hidden states [R, d] that enter layer 0.

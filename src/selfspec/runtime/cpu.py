@@ -194,7 +194,7 @@ class CpuRuntime(Runtime):
     ) -> tuple[Floats, Mapping[SubLayer, Floats]]:
         """Run the sub-layers of ``plan`` in one call of the core."""
         assert isinstance(cache, CpuCache)
-        self._check_experts(plan)
+        self._check(plan)
         if cache.has_rings and (parts := split(rows, self.most_rows)):
             return self._run_in_parts(hidden, (plan, taps), (rows, parts), cache)
         out = np.array(hidden, dtype=np.float32, order="C")
@@ -219,8 +219,10 @@ class CpuRuntime(Runtime):
         tapped = {tap: np.concatenate([found[tap] for _, found in made])[back] for tap in made[0][1]}
         return np.concatenate([states for states, _ in made])[back], tapped
 
-    def _check_experts(self, plan: LayerPlan) -> None:
-        """Raise OptionError for a number of experts that the plan's layers do not have."""
+    def _check(self, plan: LayerPlan) -> None:
+        """Raise OptionError for parts of sub-layers, or a number of experts that the plan's layers do not have."""
+        if reason := self.refuses(plan):
+            raise OptionError(reason)
         if plan.experts is None:
             return
         for layer in plan.mlp:

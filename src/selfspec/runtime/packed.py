@@ -21,10 +21,10 @@ from selfspec.model.gguf import convert, gguf_kinds
 from selfspec.model.load import config_of, find_checkpoint, locate, silent
 from selfspec.model.reading import one_line, quoted
 from selfspec.model.stored import from_safetensors
+from selfspec.runtime.blocks import EXACT_BLOCKS, KIND_OF_BLOCKS
 from selfspec.runtime.cpu_model import precision_of, require_supported
 from selfspec.runtime.packing import (
     KIND_OF_BITS,
-    KIND_OF_BLOCKS,
     KIND_OF_DTYPE,
     KINDS,
     Packed,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from selfspec.model.tokenizer import Tokenizer
     from selfspec.runtime.parts import Part
 
-LAYOUT = 1  # of the buffers and of packed.json; a new number packs anew
+LAYOUT = 2  # of the buffers and of packed.json; a new number packs anew
 _ALIGNMENT = 64
 _FALLBACK = "int8"  # for block types that no kind holds
 _SAMPLED_ROWS = 64  # of each matrix, for the error of rounding
@@ -82,8 +82,9 @@ def find_packed(
     Parameters
     ----------
     bits
-        4, 8, 16 or 32 bits a weight; None keeps the precision of the file. Blocks of Q4_0, Q4_1 and Q8_0 are
-        taken over as they are; other block types become int8.
+        4, 8, 16 or 32 bits a weight; None keeps the precision of the file. Blocks of Q4_0, Q4_1, Q5_0 and Q8_0
+        are taken over as they are, those of Q4_K with their scales rounded to fp16; other block types become
+        int8.
     progress
         Called with the weights packed so far and in all.
 
@@ -183,7 +184,8 @@ def _pack(part: Part, weight: Stored, bits: int | None) -> tuple[str, NDArray[An
         return "", np.ascontiguousarray(weight.dense(), dtype="<f4"), 0.0
     blocks, kind = weight.kind.upper(), _kind(part, weight.kind, bits)
     if kind == KIND_OF_BLOCKS.get(blocks):
-        return kind, pack_blocks(weight.data, blocks).data, 0.0
+        made = pack_blocks(weight.data, blocks)
+        return kind, made.data, 0.0 if blocks in EXACT_BLOCKS else _error(made, weight.dense())
     dense = weight.dense()
     made = pack(dense, kind)
     return kind, made.data, _error(made, dense)

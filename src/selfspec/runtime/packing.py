@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from selfspec.errors import RuntimeMissingError
+from selfspec.runtime.blocks import levels_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,8 +21,6 @@ KINDS = ("fp32", "bf16", "fp16", "int8", "int4")
 KIND_OF_DTYPE = {"float64": "fp32", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """How a stored precision is packed; float64 is narrowed."""
 KIND_OF_BITS = {32: "fp32", 16: "bf16", 8: "int8", 4: "int4"}
-KIND_OF_BLOCKS = {"Q8_0": "int8", "Q4_0": "int4", "Q4_1": "int4"}
-"""GGUF block types whose values are taken over exactly."""
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8", "int4": "int4"}
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4}
 """Of a weight, by precision."""
@@ -104,8 +103,9 @@ def pack_blocks(rows: NDArray[np.uint8], blocks: str, out: NDArray[np.uint8] | N
 
     Query and key rows must be in half-split order already (``gguf_weights.half_split`` works on them too).
     """
-    kind = KIND_OF_BLOCKS[blocks]
-    columns = rows.shape[1] // {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}[blocks] * 32
-    data = allocate(packed_bytes(kind, rows.shape[0], columns)) if out is None else out
-    native().pack_blocks(blocks, np.ascontiguousarray(rows), data)
-    return Packed(kind, rows.shape[0], columns, data)
+    found = levels_of(rows, blocks)
+    count, columns = found.levels.shape
+    data = allocate(packed_bytes(found.kind, count, columns)) if out is None else out
+    words = (np.ascontiguousarray(part).view(np.uint16) for part in (found.scales, found.minima))
+    native().pack_levels(found.kind, np.ascontiguousarray(found.levels), *words, data)
+    return Packed(found.kind, count, columns, data)

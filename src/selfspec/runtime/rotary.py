@@ -1,8 +1,9 @@
-"""Rotary inverse frequencies, the same for every runtime."""
+"""Rotary inverse frequencies."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -12,13 +13,22 @@ if TYPE_CHECKING:
     from selfspec.model.config import Rope
 
 Floats: TypeAlias = NDArray[np.float32]
+Power: TypeAlias = Callable[[float, Floats], Floats]
 
 
-def inverse_frequencies(rope: Rope, head_dim: int) -> Floats:
-    """Rotary inverse frequencies [dims / 2] in float32, scaled as ``rope.kind`` says; dims of a head are turned."""
+def exact_power(base: float, exponents: Floats) -> Floats:
+    """Powers of ``base``, rounded to float32 once: the same bits on every processor."""
+    return (np.float64(np.float32(base)) ** exponents.astype(np.float64)).astype(np.float32)
+
+
+def inverse_frequencies(rope: Rope, head_dim: int, power: Power = exact_power) -> Floats:
+    """Rotary inverse frequencies [dims / 2] in float32, scaled as ``rope.kind`` says; dims of a head are turned.
+
+    The last bit of a power in float32 depends on library and processor: ``power`` is whose result is wanted.
+    """
     dims = rope.dims(head_dim)
     exponents = np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)
-    powers = np.float32(rope.theta) ** exponents
+    powers = power(rope.theta, exponents)
     plain = np.float32(1.0) / powers
     if rope.kind == "linear":
         return (plain / np.float32(rope.factor)).astype(np.float32)

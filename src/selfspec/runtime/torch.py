@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from selfspec.model.config import ModelConfig, Rope
+    from selfspec.runtime.rotary import Floats
     from selfspec.types import Integers
 
 
@@ -141,6 +142,13 @@ class TorchRuntime(Runtime):
                 raise UnsupportedModelError(f"{type(model).__name__} has no {name} of shape {shape} in memory")
         return cls(replace(config, eos_token_ids=ends), weights)
 
+    def refuses(self, plan: LayerPlan) -> str:
+        """See `Runtime.refuses`: what lies apart in a layer's weights can be left out."""
+        lacking = (self._blocks[cut.step.layer].uncut(cut.step.part) for cut in plan.cuts)
+        if reason := next(filter(None, lacking), ""):
+            return f"{self.config.family} has {reason}: name whole sub-layers"
+        return ""
+
     def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:
         """Hidden states [R, d] that enter layer 0."""
         device = self._embedding.device
@@ -197,10 +205,11 @@ class TorchRuntime(Runtime):
                 if step.layer != layer:
                     layer, entered = step.layer, hidden
                 reads = entered if block.is_parallel else hidden
+                kept = plan.kept.get(step)
                 if step.part == "attention":
-                    hidden = hidden + block.attention(reads, placement, cache.store(layer))
+                    hidden = hidden + block.attention(reads, placement, cache.store(layer), kept)
                 else:
-                    hidden = hidden + block.mlp(reads, plan.experts)
+                    hidden = hidden + block.mlp(reads, plan.experts, kept)
                 if step in taps:
                     tapped[step] = hidden
         return hidden, tapped
@@ -262,6 +271,12 @@ def _as_stored(device: torch.device) -> Iterator[None]:
     is_cast = torch.is_autocast_enabled(device.type)
     with torch.no_grad(), torch.autocast(device.type, enabled=False) if is_cast else nullcontext():
         yield
+
+
+def _power(base: float, exponents: Floats) -> Floats:
+    """As transformers has it, to the last bit, which differs between libraries where there is AVX-512."""
+    found: Floats = torch.pow(base, torch.from_numpy(exponents)).numpy()
+    return found
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 
 from selfspec.runtime.products import linear
+from selfspec.runtime.torch_cuts import Facts, Heads, channels, uncut_heads
 from selfspec.runtime.torch_mixture import Mixture
 from selfspec.runtime.torch_placement import Scores
 from selfspec.runtime.torch_recurrent import Recurrent
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from selfspec.model.config import Activation, ModelConfig, NormKind
+    from selfspec.plans import Part, Spans
     from selfspec.runtime.torch_cache import Store
     from selfspec.runtime.torch_placement import Placement, Turn
 
@@ -91,15 +93,27 @@ class Block:
         recurrence = facts.recurrence
         self._recurrent = None if recurrence is None else Recurrent(recurrence, tensors, config.norm_eps)
         self._mixture = None if facts.experts is None else Mixture(facts, tensors, self._activation)
+        self._cut: dict[Spans, Heads] = {}
 
     def _linear(self, x: Tensor, role: str) -> Tensor:
         return linear(x, self._tensors[role], self._tensors.get(f"{role}_bias"))
 
-    def attention(self, x: Tensor, placement: Placement, store: Store) -> Tensor:
-        """What attention adds, or what stands in its place, for states [R, d]; later rows find it in ``store``."""
+    def uncut(self, part: Part) -> str:
+        """Why a part of it cannot be left out, for people; "" where heads or channels are apart."""
+        if part == "mlp":
+            return "" if self._mixture is None else "experts in the place of channels"
+        return uncut_heads(self._tensors, self._qk_norm, is_recurrent=self._recurrent is not None)
+
+    def attention(self, x: Tensor, placement: Placement, store: Store, kept: Spans | None = None) -> Tensor:
+        """What attention adds, or what stands in its place, for states [R, d]; later rows find it in ``store``.
+
+        ``kept``: with these heads only.
+        """
         if self._before is not None:
             x = self._before(x)
-        if self._recurrent is None:
+        if kept is not None:
+            out = self._heads(kept)(x, placement, store)
+        elif self._recurrent is None:
             out = self._attended(x, placement, store)
         else:
             assert store.states is not None
@@ -118,11 +132,25 @@ class Block:
         found = placement.attend(q, keys, values, self._scores).flatten(1)
         return self._linear(found if gate is None else found * torch.sigmoid(gate), "o")
 
-    def mlp(self, x: Tensor, experts: int | None = None) -> Tensor:
-        """What the MLP adds, for states [R, d]; ``experts`` overrides how many each row has."""
+    def _heads(self, kept: Spans) -> Heads:
+        if kept not in self._cut:
+            shape = (self._config.num_heads, self._config.num_kv_heads, self._config.head_dim)
+            self._cut[kept] = Heads(
+                self._tensors, kept, shape, Facts(self._turn, self._scores, self._q_norm, self._k_norm)
+            )
+        return self._cut[kept]
+
+    def mlp(self, x: Tensor, experts: int | None = None, kept: Spans | None = None) -> Tensor:
+        """What the MLP adds, for states [R, d].
+
+        ``experts`` overrides how many each row has; ``kept``: with these channels only.
+        """
         if self._mlp_before is not None:
             x = self._mlp_before(x)
-        out = self._dense(x) if self._mixture is None else self._mixture(x, experts)
+        if kept is not None:
+            out = channels(self._tensors, kept, self._activation, x)
+        else:
+            out = self._dense(x) if self._mixture is None else self._mixture(x, experts)
         return self._added(out, self._mlp_after)
 
     def _added(self, out: Tensor, norm: Norm | None) -> Tensor:
