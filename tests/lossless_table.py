@@ -400,7 +400,7 @@ def cells(runtime_name, drafter_name) -> Iterator[Cell]:
     """Every value of every axis, in a random arrangement; shapings go round over the drafters."""
     count = RUNTIMES[runtime_name].cells
     if drafter_name in STAGED | AHEAD:
-        count = min(count // 3, 15)
+        count = min(count // 2, 18)
     place = [*DRAFTERS, *LIGHTER, *PARTS, *STAGED, *AHEAD].index(drafter_name)
     random = np.random.default_rng([place, *runtime_name.encode()])
 

@@ -22,7 +22,8 @@ class Drafting(SimulatedRuntime):
         super().__init__(lambda *_: 0.0, setting.draft_row)
         self.clock, self.setting = target.clock, setting
         self.ranked = cache(self._ranked)
-        self.drawn = np.random.default_rng(7).random(10_000)  # the hashes of `simulated` are no independent numbers
+        # as many of each rank as there should be, in a random order
+        self.drawn = np.random.default_rng(7).permutation((np.arange(1_600) + 0.5) / 1_600)
 
     def _takes(self, share, rows):
         self.clock.now += self.setting.c * 0.01 * share * (1.0 + self.slope * (rows - 1))
