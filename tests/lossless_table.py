@@ -260,6 +260,8 @@ def stages(seed):
 
 
 STAGED = {">".join(stages(seed)): ("staged", stages(seed)) for seed in range(12)}
+MIXED = ["early_exit 3>quantized", "quantized>early_exit 4", "ngram>quantized comb"]  # two precisions, one cache
+STAGED |= {name: ("staged", name.split(">")) for name in MIXED}
 AHEAD = {"overlap": ("overlap", "draft_model"), "overlap ngram": ("overlap", "ngram")}
 LOOK_UPS = {"ngram", "suffix", "scripted", Bush, Told}
 # unless greedy or coupled

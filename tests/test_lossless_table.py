@@ -12,6 +12,7 @@ from lossless_table import (
     EARLY_EXITS,
     HYBRID,
     LIGHTER,
+    MIXED,
     PARTS,
     RUNTIMES,
     SHAPINGS,
@@ -33,7 +34,8 @@ ROUNDED = ("cpu fp32", "cpu bf16", "cpu int8")  # runtimes that can run a model 
 EVERY = [(runtime, drafter) for runtime, target in RUNTIMES.items() for drafter in target.drafters]
 EVERY += [(runtime, drafter) for runtime in ROUNDED for drafter in LIGHTER]
 EVERY += [("torch", drafter) for drafter in PARTS]
-EVERY += [(runtime, drafter) for runtime in ("toy", "torch", "cpu int8") for drafter in STAGED | AHEAD]
+EVERY += [("cpu int8", drafter) for drafter in STAGED | AHEAD]
+EVERY += [(runtime, drafter) for runtime in ("toy", "torch") for drafter in STAGED | AHEAD if drafter not in MIXED]
 # of chains, what recurrent layers verify
 EVERY += [("hybrid conv", name) for name, (_, found) in STAGED.items() if {*HYBRID, *EARLY_EXITS}.issuperset(found)]
 SELDOM = {"ngram", "ngram stop", "ngram comb", "overlap ngram", "suffix"}  # right: in short texts a look-up is not

@@ -141,7 +141,7 @@ def distance(seed, withhold, gamma=1):
 
 
 @pytest.mark.parametrize("withhold", [1.0, 0.3])
-def test_texts_have_the_plain_law(withhold, monkeypatch):
+def test_texts_have_the_plain_law_whether_a_draft_was_there_or_missed(withhold, monkeypatch):
     """Guards the q of drafts that were made ahead, with Saguaro's law too, through the real loop."""
     hits = []
     end = overlap.Overlap.end
