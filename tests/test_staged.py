@@ -20,6 +20,7 @@ from selfspec.measure.dice import AllOutcomes
 from selfspec.measure.laws import loop_law, never, plain_law, total_variation
 from selfspec.measure.toy import MarkovRuntime
 from selfspec.request import draft_buffers
+from selfspec.rounds import Commit
 from selfspec.sampling import Chance
 from selfspec.types import Draft, LayerPlan, Sampling
 
@@ -226,6 +227,24 @@ def test_what_is_copied_after_a_draft_teaches_only_where_that_held():
         before = drafter._memories[text].trust.rate(kind)
         drafter._memories[text].learn([first, 4])
         assert (drafter._memories[text].trust.rate(kind) > before) == counted
+
+
+def test_every_stage_learns_from_what_it_has_handed_on(monkeypatch):
+    """Guards stops that adapt: an early stage is judged by its own draft, the last one by what was verified."""
+    stages = [
+        drafters.create("scripted", TINY, {"script": lambda tokens, n, says=says: says[:n], "gamma": gamma})
+        for says, gamma in (([1, 2, 9], 3), ([4, 5], 5))
+    ]
+    chained = drafters.create("staged", TINY, {"stages": stages})
+    runtime, seen = MarkovRuntime(61, 2), []
+    text = Text(0, 0, [0], 50, Sampling(), Chance(0), never)
+    for stage in stages:
+        monkeypatch.setattr(stage, "observe", lambda _, commit: seen.append((commit.depth, commit.accepted)))
+    chained.begin(text)
+    (draft,) = chained.propose(Context(runtime, runtime.new_cache(1, 50)), [text], [7])
+    assert draft.tokens == (1, 2, 9, 4, 5)
+    chained.observe(text, Commit(0, (1, 2, 3), draft.widths, 2, None))
+    assert seen == [(3, 2), (5, 2)]
 
 
 # -- how it is written ------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ _EXAMPLES = examples(
 )
 
 
-@click.group("simulate", invoke_without_command=True)
+@click.group("simulate", invoke_without_command=True, epilog=_EXAMPLES)
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """What a way of drafting would give on machines that are not here, by a model of its rounds."""

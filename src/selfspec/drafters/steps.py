@@ -182,8 +182,9 @@ class StepDrafter(Drafter):
             token = law.token
             comb.add(token, next_best(text, logits, comb.tokens, token, comb.width))
         else:
-            token = _checked(law, text.chance, guess, guessed_from)
-            tokens, laws = _drawn(law, text.chance, comb.width + 1, token)
+            first = _checked(law, text.chance, guess, guessed_from)
+            tokens, laws = _drawn(law, text.chance, comb.width + 1, first)
+            token = tokens[0]
             comb.add(token, tokens[1:], laws)
         return token not in self.config.eos_token_ids  # nothing is drafted past an end
 
