@@ -4,13 +4,42 @@
 // on the path alone: not on where its cells lie, nor on rows beside it. With a window a row sees the end of its
 // path only; what lies before it is left out, not weighted with 0.
 
-template <class E> static const float* opened(const E* p, int count, float* buffer) {
-  if constexpr (sizeof(E) == sizeof(float)) {
-    return p;
-  } else {
-    for (int i = 0; i < count; i += 8) store(buffer + i, load(p + i));
-    return buffer;
+template <class E> constexpr bool has_scales = sizeof(E) == sizeof(Level);
+// Elements from one key or value to the next; a block of keys is 16 of them.
+template <class E> static int stride_of(const Heads& h) { return h.padded + (has_scales<E> ? 2 : 0); }
+// The scales behind the numbers of a block of keys, or of a value.
+template <class E> static const std::uint16_t* scales_behind(const E* p, int count) {
+  return reinterpret_cast<const std::uint16_t*>(p + count);
+}
+
+// LANES numbers of a block of keys from the i-th on, or numbers of a value from `d` on, as many as a V has.
+template <class E> static inline Wide key_numbers(const E* k, const Heads& h, int i) {
+  if constexpr (has_scales<E>) return mul(wide(k + i), wide(scales_behind(k, 16 * h.padded) + i % 16));
+  else return wide(k + i);
+}
+template <class V, class E> static inline V value_scale(const E* v, const Heads& h) {
+  if constexpr (has_scales<E>) return same_half<V>(scales_behind(v, h.padded));
+  else return V{};
+}
+template <class V, class E> static inline V value_numbers(const E* v, int d, V scale) {
+  if constexpr (has_scales<E>) return mul(get<V>(v + d), scale);
+  else return get<V>(v + d);
+}
+
+// A block of keys, or `count` values, in float32 without gaps. With scales a number is level * scale, rounded once:
+// here, and where levels are read as they lie.
+template <class E> static const float* opened_keys(const E* k, const Heads& h, float* buffer) {
+  if constexpr (sizeof(E) == sizeof(float)) return k;
+  for (int i = 0; i < 16 * h.padded; i += LANES) store(buffer + i, key_numbers(k, h, i));
+  return buffer;
+}
+template <class E> static const float* opened_values(const E* v, int count, const Heads& h, float* buffer) {
+  if constexpr (sizeof(E) == sizeof(float)) return v;
+  for (int c = 0; c < count; c++, v += stride_of<E>(h)) {
+    const F8 scale = value_scale<F8>(v, h);
+    for (int d = 0; d < h.padded; d += 8) store(buffer + c * h.padded + d, value_numbers(v, d, scale));
   }
+  return buffer;
 }
 
 // sums[i][j] += x(j) * y(i). The fewer of both stay in registers, so that with 12 sums 16 are enough.
@@ -39,9 +68,10 @@ template <class E, int Q, int B> static void scores(const E* k, const float* q, 
   constexpr int N = B * PARTS;
   Wide sums[Q][N];
   UNROLL for (int i = 0; i < Q; i++) UNROLL for (int j = 0; j < N; j++) sums[i][j] = all(0);
-  const E* second = k + 16 * h.padded;
-  for (int d = 0; d < h.padded; d++, k += 16, second += 16, q += Q)
-    outer(sums, [&](int i) { return all(q[i]); }, [&](int j) { return wide((j < PARTS ? k : second) + j % PARTS * LANES); });
+  const E* second = k + 16 * stride_of<E>(h);
+  for (int d = 0; d < h.padded; d++, q += Q)
+    outer(sums, [&](int i) { return all(q[i]); },
+          [&](int j) { return key_numbers(j < PARTS ? k : second, h, d * 16 + j % PARTS * LANES); });
   const Wide scale = all(h.scale);
   UNROLL for (int i = 0; i < Q; i++)
     UNROLL for (int j = 0; j < N; j++) store(out + i * SEGMENT + LANES * j, mul(sums[i][j], scale));
@@ -63,8 +93,10 @@ static void add_values(const E* v, const float* p, int count, const Heads& h, in
   V sums[Q][D];
   UNROLL for (int i = 0; i < Q; i++) UNROLL for (int j = 0; j < D; j++) sums[i][j] = get<V>(o + i * stride + d + step * j);
   for (int c = 0; c < count; c++) {
-    const E* cell = v + static_cast<std::size_t>(c) * h.padded + d;
-    outer(sums, [&](int i) { return same<V>(p[i * SEGMENT + c]); }, [&](int j) { return get<V>(cell + step * j); });
+    const E* cell = v + static_cast<std::size_t>(c) * stride_of<E>(h);
+    const V scale = value_scale<V>(cell, h);
+    outer(sums, [&](int i) { return same<V>(p[i * SEGMENT + c]); },
+          [&](int j) { return value_numbers(cell, d + step * j, scale); });
   }
   UNROLL for (int i = 0; i < Q; i++) UNROLL for (int j = 0; j < D; j++) store(o + i * stride + d + step * j, sums[i][j]);
 }
@@ -86,7 +118,7 @@ static void scores_of(int n, const E* k, const float* q, const Heads& h, float* 
     if constexpr (B * Q <= VECTORS) {
       scores<E, Q, B>(k, q, h, out);
     } else {  // too many sums for the registers
-      for (int b = 0; b < B; b++) scores<E, Q, 1>(k + b * 16 * h.padded, q, h, out + b * 16);
+      for (int b = 0; b < B; b++) scores<E, Q, 1>(k + b * 16 * stride_of<E>(h), q, h, out + b * 16);
     }
   }
   if constexpr (Q > 1)
@@ -182,8 +214,8 @@ template <class E> struct Work {
   int direct(int r, int low) const { return clipped(task.paths[r].direct, low); }
   int length(int r, int low) const { return clipped(task.paths[r].length, low); }
   std::size_t place(std::int64_t cell) const { return static_cast<std::size_t>(cell < task.places ? cell : cell % task.places); }
-  const E* key_block(std::int64_t cell) const { return keys + place(cell) / 16 * 16 * h.padded; }
-  const E* value(std::int64_t cell) const { return vals + place(cell) * h.padded; }
+  const E* key_block(std::int64_t cell) const { return keys + place(cell) / 16 * 16 * stride_of<E>(h); }
+  const E* value(std::int64_t cell) const { return vals + place(cell) * stride_of<E>(h); }
   static int clipped(int end, int low) { return end - low < 0 ? 0 : end - low < SEGMENT ? end - low : SEGMENT; }
 
   void score(int low) {
@@ -193,16 +225,16 @@ template <class E> struct Work {
       most = direct(r, low) > most ? direct(r, low) : most;
     }
     from = from / 16 * 16;
-    const E* k = key_block(low) + static_cast<std::size_t>(from) * h.padded;  // a segment lies in one piece
+    const E* k = key_block(low) + static_cast<std::size_t>(from) * stride_of<E>(h);  // a segment lies in one piece
     const E* v = value(low);
-    for (int b = from; b < most; b += 16, k += 16 * h.padded) {
-      ahead(v + b * h.padded);
+    for (int b = from; b < most; b += 16, k += 16 * stride_of<E>(h)) {
+      ahead(v + b * stride_of<E>(h));
       if (task.rows > 1) {
-        scores_of(task.rows * h.group, opened(k, 16 * h.padded, buffer), queries, h, weights + b);
+        scores_of(task.rows * h.group, opened_keys(k, h, buffer), queries, h, weights + b);
       } else if (b + 16 < most) {  // two blocks: enough independent sums for a single row
-        ahead(v + (b + 16) * h.padded);
+        ahead(v + (b + 16) * stride_of<E>(h));
         scores_of<E, 2>(h.group, k, queries, h, weights + b);
-        b += 16, k += 16 * h.padded;
+        b += 16, k += 16 * stride_of<E>(h);
       } else {
         scores_of(h.group, k, queries, h, weights + b);
       }
@@ -244,10 +276,10 @@ template <class E> struct Work {
     for (int r = 0; r < task.rows; r++) add_direct(r, low, first(r, low), from < direct(r, low) ? from : direct(r, low));
     for (int b = from; b < common;) {
       const int end = (b / 16 + 1) * 16, count = (end < common ? end : common) - b;
-      if (next) ahead(next + b / 16 * 16 * h.padded);
-      const E* cells = v + b * h.padded;
+      if (next) ahead(next + b / 16 * 16 * stride_of<E>(h));
+      const E* cells = v + b * stride_of<E>(h);
       if (task.rows == 1) values_of(h.group, cells, weights + b, count, h, sums, stride);
-      else values_of(task.rows * h.group, opened(cells, count * h.padded, buffer), weights + b, count, h, sums, stride);
+      else values_of(task.rows * h.group, opened_values(cells, count, h, buffer), weights + b, count, h, sums, stride);
       b += count;
     }
     for (int r = 0; r < task.rows; r++) add_rest(r, low, common > first(r, low) ? common : first(r, low));
@@ -255,7 +287,7 @@ template <class E> struct Work {
   void add_direct(int r, int low, int begin, int end) {
     if (begin >= end) return;
     const float* p = weights + r * h.group * SEGMENT + begin;
-    values_of(h.group, value(low) + static_cast<std::size_t>(begin) * h.padded, p, end - begin, h, sums + r * h.group * stride, stride);
+    values_of(h.group, value(low) + static_cast<std::size_t>(begin) * stride_of<E>(h), p, end - begin, h, sums + r * h.group * stride, stride);
   }
   void add_rest(int r, int low, int done) {
     const Path& path = task.paths[r];
@@ -278,7 +310,7 @@ template <class E> struct Work {
     }
   }
   void ahead(const E* p) const {
-    for (std::size_t i = 0; i < 16 * h.padded * sizeof(E); i += 64) prefetch(reinterpret_cast<const char*>(p) + i);
+    for (std::size_t i = 0; i < 16 * stride_of<E>(h) * sizeof(E); i += 64) prefetch(reinterpret_cast<const char*>(p) + i);
   }
 };
 
@@ -297,5 +329,6 @@ static void attend(const Attend& task, const Heads& h) {
     case Element::fp16: return attend_as<Half>(task, h);
     case Element::bf16: return attend_as<Bfloat>(task, h);
     case Element::fp32: return attend_as<float>(task, h);
+    case Element::int8: return attend_as<Level>(task, h);
   }
 }

@@ -51,7 +51,7 @@ std::vector<Rope> ropes_of(const std::vector<PyRope>& given, const Sizes& sizes)
 }
 
 Element element_named(const std::string& name) {
-  return static_cast<Element>(named(name, {"float16", "bfloat16", "float32"}, "precision"));
+  return static_cast<Element>(named(name, {"float16", "bfloat16", "float32", "int8"}, "precision"));
 }
 
 void set_fact(Facts& f, const std::string& name, nb::handle value) {

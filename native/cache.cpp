@@ -37,13 +37,15 @@ void Cache::copy_from(const Cache& other) {
 }
 
 void Cache::move(int slot, std::int64_t from, std::int64_t to) {
-  const std::size_t size = element_bytes(element_);
+  const std::size_t size = element_bytes(element_), lanes = 16 * padded_ * size;
   for (int layer = 0; layer < layers(); layer++)
     for (int head = 0; head < kv_heads_; head++) {
-      char* out = static_cast<char*>(key_block(layer, slot, head, to)) + to % 16 * size;
-      const char* in = static_cast<const char*>(key_block(layer, slot, head, from)) + from % 16 * size;
-      for (int d = 0; d < width_; d++) std::memcpy(out + d * 16 * size, in + d * 16 * size, size);
-      std::memcpy(value_cell(layer, slot, head, to), value_cell(layer, slot, head, from), width_ * size);
+      char* out = static_cast<char*>(key_block(layer, slot, head, to));
+      const char* in = static_cast<const char*>(key_block(layer, slot, head, from));
+      const std::size_t there = to % 16, here = from % 16;
+      for (int d = 0; d < width_; d++) std::memcpy(out + (d * 16 + there) * size, in + (d * 16 + here) * size, size);
+      if (element_ == Element::int8) std::memcpy(out + lanes + there * 2, in + lanes + here * 2, 2);
+      std::memcpy(value_cell(layer, slot, head, to), value_cell(layer, slot, head, from), cell_bytes());
     }
 }
 

@@ -1,4 +1,5 @@
-// Keys and values: per layer, slot and KV head, keys as [places / 16][padded width][16], values as [places][padded].
+// Keys and values: per layer, slot and KV head, keys as [places / 16][padded width][16], values as [places][padded]; in
+// int8 with their scales (see Element).
 #pragma once
 #include <vector>
 
@@ -38,7 +39,7 @@ class Cache {
   void move(int slot, std::int64_t from, std::int64_t to);
 
  private:
-  std::size_t cell_bytes() const { return padded_ * element_bytes(element_); }
+  std::size_t cell_bytes() const { return cell_elements(element_, padded_) * element_bytes(element_); }
   std::size_t place(int layer, std::int64_t cell) const {
     return static_cast<std::size_t>(cell < places_[layer] ? cell : cell % places_[layer]);
   }

@@ -28,10 +28,17 @@ static inline Wide wide(const Bfloat* p) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(&p->bits));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
 }
+static inline Wide wide(const Level* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
 // For loops over vectors of either width.
 template <class V> static inline V same(float x) {
   if constexpr (std::is_same_v<V, Wide>) return all(x);
   else return set1(x);
+}
+template <class V> static inline V same_half(const std::uint16_t* p) {
+  if constexpr (std::is_same_v<V, Wide>) return {_mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(*p)))};
+  else return set1_half(*p);
 }
 template <class V, class P> static inline V get(const P* p) {
   if constexpr (std::is_same_v<V, Wide>) return wide(p);

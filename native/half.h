@@ -9,6 +9,7 @@ namespace selfspec {
 // Numbers of a cache, which the vector units open and round.
 struct Half { std::uint16_t bits; };
 struct Bfloat { std::uint16_t bits; };
+struct Level { std::int8_t level; };  // of a quantised number
 
 static inline std::uint32_t bits_of(float x) {
   std::uint32_t u;

@@ -93,9 +93,14 @@ struct Ahead {
   const std::uint8_t* next = nullptr;
 };
 
-// How the numbers of keys and values are kept.
-enum class Element : std::uint8_t { fp16, bf16, fp32 };
-constexpr std::size_t element_bytes(Element element) { return element == Element::fp32 ? 4 : 2; }
+// How the numbers of keys and values are kept; int8: a key or value of a head has one scale (fp16), which lies behind
+// its numbers, and for the keys of a block behind those of all of them.
+enum class Element : std::uint8_t { fp16, bf16, fp32, int8 };
+constexpr std::size_t element_bytes(Element element) {
+  return element == Element::fp32 ? 4 : element == Element::int8 ? 1 : 2;
+}
+// Elements of a key or value of `padded` numbers, its scale included.
+constexpr int cell_elements(Element element, int padded) { return padded + (element == Element::int8 ? 2 : 0); }
 
 // y = x / size(x) * weight + bias, where the size is the root of the mean square; centred: of x - mean(x).
 // Without weights y = x.
@@ -125,8 +130,8 @@ struct Path {
   int first = 0;   // a window: nothing before this path index is seen
 };
 struct Attend {
-  const void* keys = nullptr;    // [places / 16][padded][16] of this layer, slot and KV head
-  const void* values = nullptr;  // [places][padded]
+  const void* keys = nullptr;    // [places / 16][padded][16] of this layer, slot and KV head; int8: and [16] scales
+  const void* values = nullptr;  // [places][padded]; int8: and a scale
   const void* next = nullptr;    // keys that this thread will read afterwards, if it is known
   int places = 0;                // cell c lies in place c % places
   Element element = Element::fp16;

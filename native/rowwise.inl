@@ -87,6 +87,34 @@ static void rotate(const float* x, const float* cosines, const float* sines, Tur
   for (int j = heads.width; j < heads.padded; j++) out[j] = 0.0f;
 }
 
+// x [width] as levels, `stride` apart, with zeros up to the next multiple of eight; gives the bits of their scale.
+static std::uint16_t levels_of(const float* x, int width, std::int8_t* levels, int stride) {
+  alignas(32) float last[8] = {0};
+  const int whole = width / 8 * 8;
+  std::memcpy(last, x + whole, sizeof(float) * (width - whole));
+  const auto at = [&](int d) { return load(d < whole ? x + d : last); };
+  F8 most = set1(0);
+  for (int d = 0; d < width; d += 8) most = max(most, abs(at(d)));
+  const std::uint16_t scale = to_half(max_of(most) / 127.0f);
+  const float step = from_half(scale), inverse = step > 0 ? 1.0f / step : 0.0f;
+  alignas(32) float rounded[8];
+  for (int d = 0; d < width; d += 8) {
+    store(rounded, max(min(round(mul(at(d), set1(inverse))), set1(127)), set1(-127)));
+    for (int i = 0; i < 8; i++) levels[(d + i) * stride] = static_cast<std::int8_t>(rounded[i]);
+  }
+  return scale;
+}
+
+static void store_key_levels(const float* k, std::int8_t* block, int lane, const Heads& heads) {
+  const std::uint16_t scale = levels_of(k, heads.width, block + lane, 16);
+  std::memcpy(block + 16 * heads.padded + 2 * lane, &scale, 2);
+}
+
+static void store_value_levels(const float* v, std::int8_t* cell, const Heads& heads) {
+  const std::uint16_t scale = levels_of(v, heads.width, cell, 1);
+  std::memcpy(cell + heads.padded, &scale, 2);
+}
+
 template <class E> static void store_key_as(const float* k, E* block, int lane, int width) {
   alignas(32) E row[8];
   for (int d = 0; d < width; d += 8) {
@@ -100,6 +128,7 @@ static void store_key(const float* k, void* block, int lane, Element element, co
     case Element::fp16: return store_key_as(k, static_cast<Half*>(block), lane, heads.width);
     case Element::bf16: return store_key_as(k, static_cast<Bfloat*>(block), lane, heads.width);
     case Element::fp32: return store_key_as(k, static_cast<float*>(block), lane, heads.width);
+    case Element::int8: return store_key_levels(k, static_cast<std::int8_t*>(block), lane, heads);
   }
 }
 
@@ -118,6 +147,7 @@ static void store_value(const float* v, void* cell, Element element, const Heads
     case Element::fp16: return store_value_as(v, static_cast<Half*>(cell), heads.width);
     case Element::bf16: return store_value_as(v, static_cast<Bfloat*>(cell), heads.width);
     case Element::fp32: return store_value_as(v, static_cast<float*>(cell), heads.width);
+    case Element::int8: return store_value_levels(v, static_cast<std::int8_t*>(cell), heads);
   }
 }
 

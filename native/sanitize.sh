@@ -14,11 +14,18 @@ check() { # name, sanitizers, libraries to load before Python
   cmake -S native -B "$build" -DPython_EXECUTABLE="$python" -DSELFSPEC_SANITIZE="$1" \
     -DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$PWD/$build/src/selfspec" >/dev/null
   cmake --build "$build" -j
+  # an editable install puts its own sources before PYTHONPATH, with a finder
+  cat > "$build/src/sitecustomize.py" <<'END'
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__name__.startswith("ScikitBuild")]
+END
   shift
   local preload=""
   for library in "$@"; do preload+="$(g++ -print-file-name="$library") "; done
   # Python itself never frees much; the allocator is asked to fail on purpose
-  LD_PRELOAD="${preload% }" PYTHONPATH="$build/src:tests" PYTHONMALLOC=malloc \
+  export PYTHONPATH="$PWD/$build/src:$PWD/tests"
+  [[ $("$python" -c 'import importlib.util as u; print(u.find_spec("selfspec._native").origin)') == "$PWD/$build"/* ]]
+  LD_PRELOAD="${preload% }" PYTHONMALLOC=malloc \
     ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
     TSAN_OPTIONS=halt_on_error=1:report_signal_unsafe=0:die_after_fork=0 \
     "$python" -m pytest -q -x -p no:cacheprovider tests/native -m "not embedded" \

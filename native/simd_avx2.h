@@ -17,6 +17,7 @@ static inline void keep(F8& a) { asm("" : "+x"(a.v)); }
 static inline void keep(I8& a) { asm("" : "+x"(a.v)); }
 
 static inline F8 set1(float x) { return {_mm256_set1_ps(x)}; }
+static inline F8 set1_half(std::uint16_t bits) { return {_mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(bits)))}; }
 static inline F8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
 static inline F8 load(const std::uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
@@ -25,6 +26,9 @@ static inline F8 load(const Half* p) { return load(&p->bits); }
 static inline F8 load(const Bfloat* p) {
   const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
+}
+static inline F8 load(const Level* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
 }
 static inline void store(float* p, F8 a) { _mm256_storeu_ps(p, a.v); }
 static inline void store(Half* p, F8 a) {

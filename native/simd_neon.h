@@ -15,6 +15,10 @@ struct I8 { int32x4_t a, b; };
 static inline void keep(F8& x) { asm("" : "+w"(x.a), "+w"(x.b)); }
 
 static inline F8 set1(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
+static inline F8 set1_half(std::uint16_t bits) {
+  const float32x4_t x = vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(bits)));
+  return {x, x};
+}
 static inline F8 load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
 static inline F8 load(const std::uint16_t* p) {
   const float16x8_t h = vreinterpretq_f16_u16(vld1q_u16(p));
@@ -24,6 +28,10 @@ static inline F8 load(const Half* p) { return load(&p->bits); }
 static inline F8 load(const Bfloat* p) {
   const uint16x8_t h = vld1q_u16(&p->bits);
   return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(h), 16)), vreinterpretq_f32_u32(vshll_n_u16(vget_high_u16(h), 16))};
+}
+static inline F8 load(const Level* p) {
+  const int16x8_t words = vmovl_s8(vld1_s8(&p->level));
+  return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(words))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(words)))};
 }
 static inline void store(float* p, F8 x) { vst1q_f32(p, x.a), vst1q_f32(p + 4, x.b); }
 static inline void store(Half* p, F8 x) {

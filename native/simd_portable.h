@@ -23,10 +23,12 @@ template <class F> static inline F8 each(F f) {
   return r;
 }
 static inline F8 set1(float x) { return each([&](int) { return x; }); }
+static inline F8 set1_half(std::uint16_t bits) { return set1(from_half(bits)); }
 static inline F8 load(const float* p) { return each([&](int i) { return p[i]; }); }
 static inline F8 load(const std::uint16_t* p) { return each([&](int i) { return from_half(p[i]); }); }
 static inline F8 load(const Half* p) { return load(&p->bits); }
 static inline F8 load(const Bfloat* p) { return each([&](int i) { return from_bfloat(p[i].bits); }); }
+static inline F8 load(const Level* p) { return each([&](int i) { return static_cast<float>(p[i].level); }); }
 static inline void store(float* p, F8 a) { std::memcpy(p, a.v, 32); }
 static inline void store(Half* p, F8 a) {
   for (int i = 0; i < 8; i++) p[i].bits = to_half(a.v[i]);

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RUNTIMES = ("auto", "torch", "cpu")
 _TORCH_ONLY = ("dtype", "device")
-_CPU_ONLY = ("bits", "threads")
+_CPU_ONLY = ("bits", "threads", "kv")
 PLACING = (*_TORCH_ONLY, *_CPU_ONLY)
 
 
@@ -51,9 +51,10 @@ def load(
     progress
         Called with the weights done so far and in all, when they are converted or packed.
     options
-        For the native core ``bits`` (4, 8, 16 or 32 a weight; None keeps what is stored) and ``threads``; for
-        torch ``dtype`` ("float64", "float32", "bfloat16", "float16"; None keeps what is stored) and ``device``
-        ("auto", "cpu", "cuda", ...). Further ``draft`` and that drafter's options (``gamma``,
+        For the native core ``bits`` (4, 8, 16 or 32 a weight; None keeps what is stored), ``threads`` and ``kv``
+        (keys and values in "float16", the default, "bfloat16", "float32" or "int8"); for torch ``dtype``
+        ("float64", "float32", "bfloat16", "float16"; None keeps what is stored) and ``device`` ("auto", "cpu",
+        "cuda", ...). Further ``draft`` and that drafter's options (``gamma``,
         ``exit_layer``, ...), and defaults for every generation (``max_new_tokens``, ``temperature``, ...).
 
     Raises
@@ -119,7 +120,7 @@ def _on_cpu(model: Any, placed: dict[str, Any], told: tuple[Any, Any]) -> Loaded
 
     self_test()
     packed = find_packed(model, placed["bits"], notify=told[0], progress=told[1])
-    made = CpuRuntime(packed.config, packed.weights, placed["threads"])
+    made = CpuRuntime(packed.config, packed.weights, placed["threads"], placed["kv"])
     return Loaded(made, packed.tokenizer, packed.name, packed.fingerprint)
 
 

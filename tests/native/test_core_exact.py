@@ -31,7 +31,7 @@ from selfspec.runtime.cpu import CpuRuntime
 from selfspec.runtime.packing import native
 from selfspec.types import LayerPlan, Rows
 
-CACHES = ("fp32 with float16", "bf16 with float32", "int8 with bfloat16")
+CACHES = ("fp32 with float16", "bf16 with float32", "int8 with bfloat16", "int4 with int8")
 TOKENS = tokens_of(300)  # three segments of attention, three panels of rows
 
 

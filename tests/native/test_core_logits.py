@@ -130,8 +130,8 @@ def test_what_cannot_be_is_one_clear_error():
     """Guards the options, and a cache beyond memory."""
     with pytest.raises(OptionError, match="threads is 0"):
         core(threads=0)
-    with pytest.raises(OptionError, match="kv is 'int8'"):
-        core(kv="int8")
+    with pytest.raises(OptionError, match="kv is 'int4'"):
+        core(kv="int4")
     with pytest.raises(OptionError, match="kernels is 'neon'"):
         core(kernels="neon")
     for length in (2**31 - 17, 2**50):

@@ -235,6 +235,11 @@ def model_flags() -> list[Flag]:
         ),
         Flag("--bits", type=int, section=section, help="cpu: 4, 8, 16 or 32 a weight.  [default: as stored]"),
         Flag("--threads", type=int, section=section, help="cpu: how many threads.  [default: all it may use]"),
+        Flag(
+            "--kv",
+            section=section,
+            help="cpu: keys and values in float16, bfloat16, float32 or int8.  [default: float16]",
+        ),
         Flag("--dtype", section=section, help="torch: float64, float32, bfloat16, float16.  [default: as stored]"),
         Flag(
             "--device",

@@ -70,7 +70,7 @@ def command(model: str | None, dtype: str | None, bits: int | None, as_json: boo
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Bytes in one precision; ``kv_width`` and ``state_width`` are of a number in the cache and in a state."""
+    """Bytes in one precision; ``kv`` are those of a token in the cache, ``state_width`` of a number in a state."""
 
     precision: str
     layer: int
@@ -78,7 +78,7 @@ class _Sizes:
     head: int
     embedding: int
     total: int
-    kv_width: int
+    kv: int
     state_width: int
 
     def step(self, layers: float) -> float:
@@ -106,15 +106,14 @@ def _plain(config: ModelConfig, dtype: str) -> _Sizes:
         head=config.head_parameters * width,
         embedding=config.vocab_size * config.hidden_size * width,
         total=config.parameters * width,
-        kv_width=width,
+        kv=config.kv_values_per_token * width,
         state_width=width,
     )
 
 
 def _packed(name: str, config: ModelConfig, bits: int | None) -> _Sizes:
     """As the native core holds it, with the padding of its matrices."""
-    from selfspec.model.config import DTYPE_BYTES
-    from selfspec.runtime.cpu import default_kv
+    from selfspec.runtime.cpu import default_kv, kv_bytes_per_token
     from selfspec.runtime.cpu_model import active_bytes
     from selfspec.runtime.packed import packed_sizes
     from selfspec.runtime.parts import parts_of
@@ -129,7 +128,7 @@ def _packed(name: str, config: ModelConfig, bits: int | None) -> _Sizes:
         head=ends["embedding" if config.tied_head else "head"] + ends["final_norm"],
         embedding=ends["embedding"],
         total=sum(sizes.values()),
-        kv_width=DTYPE_BYTES[default_kv(precision)],
+        kv=kv_bytes_per_token(config, default_kv(precision)),
         state_width=4,
     )
 
@@ -152,7 +151,7 @@ def _document(name: str, config: ModelConfig, sizes: _Sizes) -> dict[str, Any]:
         "parameters": config.parameters,
         "dtype": sizes.precision,
         "bytes": {name: getattr(sizes, name) for name in ("layer", "head", "embedding", "total")},
-        "kv_bytes_per_token": config.kv_values_per_token * sizes.kv_width,
+        "kv_bytes_per_token": sizes.kv,
         "state_bytes": (states := kept_bytes(config, sizes.state_width)),
         "rollback_bytes": states - plain_bytes(config, sizes.state_width),
         "c_by_exit_layer": _costs(config, sizes),
@@ -215,9 +214,10 @@ def _prices(
     if draft_model is not None:
         second = config_of(draft_model)
         held = _sizes_of(draft_model, second, draft_bits)
-        kv = second.kv_values_per_token * held.kv_width
         c = held.step(second.num_layers) / whole
-        yield _Price("draft_model", f"{draft_model} {held.precision}", held.total, kv, c, "a second checkpoint")
+        yield _Price(
+            "draft_model", f"{draft_model} {held.precision}", held.total, held.kv, c, "a second checkpoint"
+        )
 
 
 def _share(drafter: Drafter, sizes: _Sizes, whole: float) -> float | None:

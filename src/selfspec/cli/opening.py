@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from selfspec.engine import Engine
 
 T = TypeVar("T")
-PLACING = ("runtime", "bits", "threads", "dtype", "device")
+PLACING = ("runtime", "bits", "threads", "kv", "dtype", "device")
 
 
 def open_engine(options: Mapping[str, Any]) -> Engine:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from selfspec.errors import OptionError, OutOfMemoryError
+from selfspec.model.config import DTYPE_BYTES
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.cores import available_processors
 from selfspec.runtime.cpu_model import active_bytes, built, packed, precision_of, require_supported
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 _MOST_THREADS = 1024
-KV = ("float16", "bfloat16", "float32")
+KV = ("float16", "bfloat16", "float32", "int8")
 """Precisions of keys and values."""
 
 
@@ -99,7 +100,8 @@ class CpuRuntime(Runtime):
     threads
         By default one for each processor that this process may use.
     kv
-        Precision of the cache, one of `KV`; by default float16 for all but float32 weights.
+        Precision of the cache, one of `KV`; by default float16 for all but float32 weights. "int8": 8 bits and
+        one scale (fp16) for the key and for the value of a head.
     kernels
         One of `kernel_sets`; by default the fastest. All give the same bits.
 
@@ -163,8 +165,10 @@ class CpuRuntime(Runtime):
 
     @property
     def placement(self) -> dict[str, Any]:
-        """The core, with as many threads where that was chosen."""
-        chosen = {} if self.threads == available_processors() else {"threads": self.threads}
+        """The core, with as many threads and such a cache where that was chosen."""
+        chosen: dict[str, Any] = {} if self.threads == available_processors() else {"threads": self.threads}
+        if self.kv != default_kv(self.precision):
+            chosen["kv"] = self.kv
         return {"runtime": self.name, **chosen}
 
     @property
@@ -268,6 +272,13 @@ class CpuRuntime(Runtime):
         order = np.argsort(rows.positions, kind="stable")
         where = (_integers(values[order]) for values in (rows.slots, rows.cells, rows.positions))
         cache.native.move(*where)
+
+
+def kv_bytes_per_token(config: ModelConfig, kv: str) -> int:
+    """Bytes of keys and values of a token in a precision of `KV`, all layers; widths are padded to 8 numbers."""
+    heads = config.kv_values_per_token // config.head_dim
+    width = config.head_dim + -config.head_dim % 8
+    return heads * (width + 2 if kv == "int8" else width * DTYPE_BYTES[kv])
 
 
 def default_kv(precision: str) -> str:
