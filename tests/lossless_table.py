@@ -162,9 +162,9 @@ class Taught:
             good = self.random.uniform(0.5, 1.0)
             record.judged(True)
             record.step.learn(100.0 * self.random.uniform(0.0, 0.2), 100.0)
-            for cell in [("depth", i) for i in range(8)] + [("chance", i) for i in range(5)]:
+            for depth in range(8):
                 for is_right in [True, *(self.random.random(12) < good), True]:
-                    record.counts.learn(cell, bool(is_right))
+                    record.counts.learn(depth, bool(is_right))
         made.probes.balance = 100.0
         return made
 
@@ -192,6 +192,7 @@ CHAINS = {
     "layer_skip": ("layer_skip", {"skip": "attention 2,4 mlp 3"}),
     "layer_skip from the first": ("layer_skip", {"skip": "attention 0 mlp 2"}),
     "clasp": ("clasp", {"skips": 2, "interval": 3, "confidence": 0.05}),
+    "swift": ("swift", {"window": 3, "bayes_interval": 2, "enough": 1.0, "confidence": 0.02}),
     "ngram": ("ngram", {"adaptive": False}),
     "ngram stop": ("ngram", {"confidence": 0.25, "adaptive": False}),
     "suffix": ("suffix", {"adaptive": False}),
@@ -203,6 +204,7 @@ TREES = {
     "early_exit wide comb": ("early_exit", {"exit_layer": 4, "siblings": 3, "confidence": 0.05, "adaptive": True}),
     "early_exit adaptive comb": (Climber, {"siblings": 2, "shadows": 2}),
     "layer_skip comb": ("layer_skip", {"skip": "1-2", "siblings": 2, "confidence": 0.05, "adaptive": True}),
+    "conflayers comb": ("conflayers", {"window": 3, "interval": 2, "confidence": 0.02, "siblings": 1}),
     "ngram comb": ("ngram", {"adaptive": False, "siblings": 2}),
     "draft_model comb": ("draft_model", {"draft_model": "other", "siblings": 2, "confidence": 0.05}),
     "suffix told": (Told, {"adaptive": False, "siblings": 2}),
@@ -263,10 +265,10 @@ STAGED = {">".join(stages(seed)): ("staged", stages(seed)) for seed in range(12)
 MIXED = ["early_exit 3>quantized", "quantized>early_exit 4", "ngram>quantized comb"]  # two precisions, one cache
 STAGED |= {name: ("staged", name.split(">")) for name in MIXED}
 AHEAD = {"overlap": ("overlap", "draft_model"), "overlap ngram": ("overlap", "ngram")}
-LOOK_UPS = {"ngram", "suffix", "scripted", Bush, Told}
+DETERMINISTIC = {"ngram", "suffix", "scripted", "swift", "conflayers", Bush, Told}  # whatever is sampled
 # unless greedy or coupled
 SAMPLED = {"auto drawing"} | {
-    name for name, (kind, _) in (CHAINS | TREES | LIGHTER | PARTS).items() if kind not in LOOK_UPS
+    name for name, (kind, _) in (CHAINS | TREES | LIGHTER | PARTS).items() if kind not in DETERMINISTIC
 }
 SAMPLED |= {name for name, (_, found) in STAGED.items() if SAMPLED.intersection(found)}
 

@@ -234,6 +234,10 @@ class Context:
         for slot in slots:
             self.row_layers[slot] += each
 
+    def aside(self, text: Text) -> int:
+        """How many rows `replay` runs in one pass: as many as there are cells beyond the text."""
+        return min(self.cache.length - len(text.tokens) + 1, self._prefill_rows)
+
     def replay(
         self, plan: LayerPlan, text: Text, hidden: Array, positions: Integers, taps: Sequence[SubLayer] = ()
     ) -> tuple[Array, dict[SubLayer, Array]]:
@@ -250,8 +254,7 @@ class Context:
                 f"{self.runtime.config.family} has recurrent layers, whose rows cannot run aside: name the layers "
                 "to skip (layer_skip), or use another drafter"
             )
-        first = len(text.tokens) - 1
-        free = min(self.cache.length - first, self._prefill_rows)
+        first, free = len(text.tokens) - 1, self.aside(text)
         assert free > 0
         assert 1 <= positions.min() <= positions.max() <= first
         outs: list[Array] = []

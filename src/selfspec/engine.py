@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Ask = str | Sequence[int] | Mapping[str, Any]  # one request of a batch
 Opener = Callable[..., Loaded]  # of a model, None for the engine's own, with keywords that say where it runs
-DEFAULT_DRAFT = "ngram"
+DEFAULT_DRAFT = "auto"
 DEFAULT_SLOTS = 8
 T = TypeVar("T")
 _REQUEST_FIELDS = frozenset(f.name for f in fields(Request))

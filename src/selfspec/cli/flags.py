@@ -391,5 +391,9 @@ def _check_draft(draft: str, options: Mapping[str, Any]) -> None:
     if unknown := [name for name in options if name not in known]:
         refuse_unverifiable(unknown)
         theirs, ours = (", ".join(map(flag_name, names)) for names in (unknown, known))
-        raise OptionError(f"drafter {draft!r} has no {theirs}; it has {ours}")
+        have = [
+            name for name, cls in _installed() if {*unknown} <= {field.name for field in described(cls.Options)}
+        ]
+        hint = f", and {', '.join(have)} would have {theirs}: add --draft {have[0]}" if have else ""
+        raise OptionError(f"drafter {draft!r} has no {theirs}; it has {ours}{hint}")
     drafter.Options(**over(draft, within, dict(options)))

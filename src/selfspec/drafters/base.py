@@ -109,8 +109,10 @@ class Drafter(ABC):
     ``propose``, ``observe`` and ``timed`` in turn, then ``end``. ``name`` is that of its entry point, ``Options``
     the frozen dataclass of its options, ``summary`` its line in ``selfspec drafters``; ``samples`` says whether its
     drafts bring the laws that they were drawn from, which take memory. ``is_free`` says that a draft costs next to
-    nothing beside a pass and is deterministic: it may be asked for one in every round. ``looks_ahead``
-    says that it can draft for tokens that are not committed, beside a verification (`ahead`).
+    nothing beside a pass and is deterministic: it may be asked for one in every round. ``usual_alpha`` is how often
+    a draft token of such a drafter is right: what `auto` goes by until it has seen some. (Most exits of models that
+    were not trained for it seldom are.) ``looks_ahead`` says
+    that it can draft for tokens that are not committed, beside a verification (`ahead`).
     """
 
     Options: ClassVar[type[DraftOptions]] = DraftOptions
@@ -119,6 +121,7 @@ class Drafter(ABC):
     samples: bool = False
     is_free: bool = False
     looks_ahead: bool = False
+    usual_alpha: ClassVar[float] = 0.25
 
     def __init__(self, options: DraftOptions, config: ModelConfig) -> None:
         self.options = options
@@ -137,6 +140,14 @@ class Drafter(ABC):
     @property
     def plan(self) -> LayerPlan | None:
         """The layers that a draft step runs; None when it runs none."""
+        return None
+
+    @property
+    def step_share(self) -> float | None:
+        """What a draft step should take, in passes of the target, by the bytes that it reads; None if unknown.
+
+        `auto` goes by it until it has timed one.
+        """
         return None
 
     @property

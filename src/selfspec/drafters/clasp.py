@@ -9,7 +9,7 @@ import numpy as np
 
 from selfspec.drafters.base import option
 from selfspec.drafters.comb import CombOptions
-from selfspec.drafters.self_draft import SelfDraft
+from selfspec.drafters.self_draft import SelfDraft, require_rows_aside
 from selfspec.drafters.skip_search import Choice, candidates, fastest, layers_of, sub_layers_of
 from selfspec.errors import OptionError
 
@@ -79,10 +79,7 @@ class Clasp(SelfDraft):
             raise OptionError(
                 f"clasp would skip {self._skips} of {config.num_layers} layers; it must skip one and keep one"
             )
-        if config.recurrences:
-            raise OptionError(
-                f"clasp runs rows aside, which recurrent layers ({config.family}) cannot: use layer_skip"
-            )
+        require_rows_aside(self.name, config)
         self._references = options.references or (5 if options.knapsack else 1)
         self._states: dict[Text, _State] = {}
         self._latest: LayerPlan | None = None

@@ -104,12 +104,14 @@ class DraftModel(StepDrafter):
     name = "draft_model"
     summary = "a second, smaller model with the same tokenizer; extra weights and KV of its own"
     looks_ahead = True
+    usual_alpha = 0.6
 
     def __init__(self, options: DraftModelOptions, config: ModelConfig) -> None:
         super().__init__(options, config)
         self._settings = options
         self._model: Runtime | None = None
         self._label = str(options.draft_model)
+        self._share: float | None = None
         self._row_layers = 0.0  # what a row costs, in row-layers of the target
         self._readings: dict[Text, _Reading] = {}
         self._caches: WeakKeyDictionary[Context, Cache] = WeakKeyDictionary()
@@ -124,7 +126,13 @@ class DraftModel(StepDrafter):
         self._row_layers = (
             model.config.num_layers * model.config.active_layer_parameters / self.config.active_layer_parameters
         )
+        self._share = model.pass_bytes / host.runtime.pass_bytes
         self._model, self._label = model, f"{draft.name} {model.precision}"
+
+    @property
+    def step_share(self) -> float | None:
+        """Bytes of a pass ÷ those of the target's."""
+        return self._share
 
     @property
     def runs(self) -> str:

@@ -26,7 +26,7 @@ from selfspec import drafters
 from selfspec.drafters.ahead import Ahead, Outcome, fan_out, withheld
 from selfspec.drafters.base import Drafter, DraftOptions, Extra, option
 from selfspec.drafters.comb import chain_of
-from selfspec.drafters.evidence import Counts, Mean
+from selfspec.drafters.evidence import Mean
 from selfspec.drafters.specs import parse_specs
 from selfspec.drafters.steps import StepDrafter
 from selfspec.errors import OptionError
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 FIRST_ACCEPTANCE = 0.7
 _PRIOR_WEIGHT = 4.0  # of that, in tokens
-_ALL = "all"  # draft tokens of a text are counted together
 _TRIAL = 8  # rounds after which both ways are compared
 _PAUSE = 64  # rounds without, after a comparison that was lost; doubled every time
 _LONGEST_PAUSE = 4096
@@ -138,9 +137,14 @@ class _Memory:
 
     drafts: dict[Outcome, Draft] = field(default_factory=dict)
     outcome: Outcome | None = None
-    counts: Counts = field(default_factory=lambda: Counts(0.99))  # of draft tokens that were judged
+    right: float = FIRST_ACCEPTANCE * _PRIOR_WEIGHT  # draft tokens, older ones counting less
+    judged: float = _PRIOR_WEIGHT
     ahead: int = 0  # rounds for which drafts were made ahead
     hits: int = 0
+
+    def learn(self, is_right: bool) -> None:
+        """Count a draft token."""
+        self.right, self.judged = 0.99 * self.right + is_right, 0.99 * self.judged + 1.0
 
 
 class Overlap(Drafter):
@@ -257,7 +261,7 @@ class Overlap(Drafter):
         if len(commit.tokens) == commit.accepted + 1:
             memory.outcome = Outcome(commit.accepted, commit.tokens[-1])
         for depth in range(min(commit.accepted + 1, commit.depth)):
-            memory.counts.learn(_ALL, depth < commit.accepted)
+            memory.learn(depth < commit.accepted)
         self._inner.observe(text, commit)
 
     def timed(self, texts: Sequence[Text], round_: Round) -> None:
@@ -270,8 +274,8 @@ class Overlap(Drafter):
             self._pace.learn(self._was_on[1], seconds, self._costs.v(rows))
 
     def _fan(self, text: Text, gamma: int) -> list[int]:
-        accepted = self._memories[text].counts.rate(_ALL, FIRST_ACCEPTANCE, _PRIOR_WEIGHT)
-        return fan_out(self._settings.outcomes, gamma, accepted)
+        memory = self._memories[text]
+        return fan_out(self._settings.outcomes, gamma, memory.right / memory.judged)
 
     def _withhold(self, text: Text, law: Distribution, depth: int) -> Distribution:
         """The law of a draft token, less often one that will be drafted for."""

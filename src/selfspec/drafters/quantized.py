@@ -46,11 +46,13 @@ class Quantized(StepDrafter):
     Options = QuantizedOptions
     name = "quantized"
     summary = "the same model in fewer bits, on the same cache (runtime cpu); extra weights, no extra KV"
+    usual_alpha = 0.7
 
     def __init__(self, options: QuantizedOptions, config: ModelConfig) -> None:
         super().__init__(options, config)
         self._bits = options.draft_bits
         self._light: Runtime | None = None
+        self._share: float | None = None
 
     def bind(self, host: Host) -> None:
         """Pack and open the lighter weights."""
@@ -64,6 +66,7 @@ class Quantized(StepDrafter):
                 f"{' or '.join(map(str, possible))}"
             )
         self._light = host.open_model(bits=bits, **target.placement).runtime
+        self._share = self._light.pass_bytes / target.pass_bytes
         assert self._light.config == self.config
 
     def _why(self, target: Runtime) -> str:
@@ -74,6 +77,11 @@ class Quantized(StepDrafter):
             f"; this model runs in {target.precision} on {target.name}: use runtime cpu with more bits, or another "
             "drafter"
         )
+
+    @property
+    def step_share(self) -> float | None:
+        """Bytes of a pass ÷ those of the target's."""
+        return self._share
 
     @property
     def runs(self) -> str:

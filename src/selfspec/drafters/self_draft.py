@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from selfspec.drafters.steps import Growing, StepDrafter
+from selfspec.errors import OptionError
 from selfspec.types import Array, Draft, namespace
 
 if TYPE_CHECKING:
@@ -57,6 +58,14 @@ class SelfDraft(StepDrafter):
             return chain.comb.draft()
         states = namespace(chain.kept[0]).concat(chain.kept, axis=0)
         return chain.comb.draft(states, self.plan_of(chain.text).shared_prefix)
+
+
+def require_rows_aside(name: str, config: ModelConfig) -> None:
+    """Raise OptionError where a drafter that searches with `Context.replay` cannot."""
+    if config.recurrences:
+        raise OptionError(
+            f"{name} runs rows aside, which recurrent layers ({config.family}) cannot: use layer_skip"
+        )
 
 
 class FixedSelfDraft(SelfDraft):
