@@ -15,6 +15,7 @@ from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.decode import Loop, decode
 from selfspec.drafters import evidence, turn
+from selfspec.drafters.comb import chain_of
 from selfspec.drafters.evidence import Account, Counts, Estimate
 from selfspec.errors import OptionError
 from selfspec.measure.dice import AllOutcomes
@@ -333,7 +334,7 @@ def test_its_buffers_are_those_of_its_candidates(options, keeps, draws):
 def test_a_shorter_draft_keeps_what_is_said_of_its_tokens():
     """Guards predictions under the controller: they are counted also where a draft was cut."""
     draft = Draft((5, 6, 7), predicted=(0, 2), chances=(0.9, 0.8, 0.7))
-    cut = turn._cut(draft, 2)
+    cut = chain_of(draft, 2)
     assert (cut.tokens, cut.predicted, cut.chances) == ((5, 6), (0,), (0.9, 0.8))
 
 

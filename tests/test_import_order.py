@@ -22,7 +22,7 @@ LAYERS = [
     ["runtime.base", "runtime.products", "runtime"],
     ["processors"],
     ["sampling", "verify"],
-    ["context", "watch"],
+    ["context", "joining", "watch"],
     ["drafters"],
     ["decode", "reference"],
     ["request"],

@@ -344,7 +344,7 @@ def _candidates(options: AutoOptions, config: ModelConfig) -> Iterator[tuple[str
 
 def _variants(spec: Spec, options: AutoOptions, config: ModelConfig) -> Iterator[tuple[str, Drafter]]:
     """One candidate, or several where it has a choice of layers."""
-    if spec.name in ("plain", "auto"):
+    if spec.name in ("plain", "auto", "overlap"):
         raise OptionError(f"candidates has {spec.name}, which does not belong there; name drafters to choose from")
     cls = _kind(spec.name)
     shared = {"gamma": options.gamma, "confidence": options.confidence} | spec.options(cls.Options)

@@ -105,7 +105,9 @@ class Clasp(SelfDraft):
         super().end(text)
         del self._states[text]
 
-    def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
+    def refine(
+        self, context: Context, texts: Sequence[Text], gammas: Sequence[int], drafts: Sequence[Draft]
+    ) -> list[Draft]:
         """Search where it is time, then draft."""
         most: list[int] = []
         for text, gamma in zip(texts, gammas, strict=True):
@@ -115,7 +117,7 @@ class Clasp(SelfDraft):
                 self._latest = state.choice.plan
             state.rounds += 1
             most.append(min(gamma, state.choice.gamma) if state.choice else 0)
-        return super().propose(context, texts, most)
+        return super().refine(context, texts, most, drafts)
 
     def _search(self, context: Context, text: Text) -> Choice:
         options, length = self._settings, len(text.tokens)

@@ -94,8 +94,8 @@ class Quantized(StepDrafter):
         return Extra() if self._light is None else Extra(weights=self._light.weight_bytes)
 
     def step(self, context: Context, growing: Sequence[Growing]) -> Array:
-        """All layers of the lighter model over the last token of each draft."""
+        """All layers of the lighter model over the next rows of each draft."""
         assert self._light is not None, "no engine has bound this drafter"
-        texts, tokens = [chain.text for chain in growing], [chain.last for chain in growing]
-        hidden, _ = context.step(context.full, texts, tokens, growing[0].depth, self._light)
+        texts, rows = [chain.text for chain in growing], [chain.rows for chain in growing]
+        hidden, _ = context.step(context.full, texts, rows, [chain.depth for chain in growing], self._light)
         return self._light.logits(hidden)

@@ -116,7 +116,9 @@ class SearchedDraft(SelfDraft):
         super().begin(text)
         text.samples_drafts = self.draws
 
-    def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
+    def refine(
+        self, context: Context, texts: Sequence[Text], gammas: Sequence[int], drafts: Sequence[Draft]
+    ) -> list[Draft]:
         """Search where it is time and some answer is long enough, then draft."""
         search = self._search = self._search or self.new_search()
         ready = [
@@ -126,7 +128,7 @@ class SearchedDraft(SelfDraft):
             self._turn += 1
             search.advance(context, ready[self._turn % len(ready)])
         self._plan = search.plan
-        return super().propose(context, texts, gammas)
+        return super().refine(context, texts, gammas, drafts)
 
     def observe(self, text: Text, commit: Commit) -> None:
         """The search may judge a set by its drafts."""

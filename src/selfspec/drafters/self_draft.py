@@ -8,6 +8,7 @@ beyond the committed length and are overwritten, so no draft needs a cache of it
 from __future__ import annotations
 
 from abc import abstractmethod
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from selfspec.drafters.steps import Growing, StepDrafter
@@ -38,12 +39,17 @@ class SelfDraft(StepDrafter):
         return found.values()
 
     def step(self, context: Context, growing: Sequence[Growing]) -> Array:
-        """Run the plan and the head over the last token of each draft; the states of shared layers are kept."""
-        texts, tokens = [chain.text for chain in growing], [chain.last for chain in growing]
-        hidden, kept = context.step(self.plan_of(texts[0]), texts, tokens, growing[0].depth)
+        """Run the plan and the head over the next rows of each draft; the states of shared layers are kept.
+
+        Rows of guesses go on from the states that a shallower draft has left.
+        """
+        texts, rows = [chain.text for chain in growing], [chain.rows for chain in growing]
+        begun = [Draft() if chain.depth else chain.before for chain in growing]
+        depths = [chain.depth for chain in growing]
+        hidden, kept = context.step(self.plan_of(texts[0]), texts, rows, depths, begun=begun)
         if kept is not None:
-            for i, chain in enumerate(growing):
-                chain.kept.append(kept[i : i + 1])
+            for chain, (start, stop) in zip(growing, pairwise(accumulate(map(len, rows), initial=0)), strict=True):
+                chain.states = kept[start:stop]
         return context.runtime.logits(hidden)
 
     def finish(self, chain: Growing) -> Draft:

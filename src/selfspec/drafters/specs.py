@@ -1,5 +1,6 @@
 """Drafters as a user writes them: ``ngram``, ``early_exit:exit_layer=15:gamma=4``, several with commas.
 
+``suffix>early_exit:exit_layer=8`` is a chain: its stages are an option of the drafter `staged`.
 A value that has commas or colons itself stands in parentheses: ``auto:candidates=(suffix,quantized:draft_bits=4)``.
 """
 
@@ -15,6 +16,8 @@ from selfspec.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+ARROW = ">"
+STAGED = "staged"
 _GROUP = re.compile(r"=\([^()]*\)")
 _SWITCH = {"on": True, "true": True, "off": False, "false": False}
 _KINDS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": lambda text: _SWITCH[text]}
@@ -31,6 +34,8 @@ class Spec:
     @property
     def label(self) -> str:
         """How it is called."""
+        if self.name == STAGED and len(self.given) == 1:
+            return self.given[0][1]
         return ":".join([self.name, *(f"{name}={value}" for name, value in self.given)])
 
     def options(self, kind: type[Any]) -> dict[str, Any]:
@@ -71,7 +76,14 @@ def _parts(text: str, mark: str) -> list[str]:
     return [text[before + 1 : after] for before, after in pairwise([-1, *marks, len(text)])]
 
 
+def is_spec(text: str) -> bool:
+    """Whether this is more than the name of a drafter."""
+    return ":" in text or ARROW in text
+
+
 def _spec(text: str) -> Spec:
+    if len(stages := _parts(text, ARROW)) > 1:
+        return Spec(STAGED, (("stages", ARROW.join(_spec(stage.strip()).label for stage in stages)),))
     name, *options = _parts(text, ":")
     if not name:
         raise OptionError("an entry has no name; give names with commas, such as plain,ngram:gamma=8")

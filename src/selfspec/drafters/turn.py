@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from selfspec.drafters.comb import chain_of
 from selfspec.drafters.evidence import promised
 from selfspec.types import Draft
 
@@ -134,7 +135,7 @@ class Turn:
                 if net > seat.memory.net:
                     self._rows += count - len(seat.memory.draft)
                     whole = count == len(draft)
-                    seat.memory.take(i, draft if whole else _cut(draft, count), net)
+                    seat.memory.take(i, draft if whole else chain_of(draft, count), net)
 
     def _is_worth_asking(self, i: int, memory: Memory) -> bool:
         takes = self._choices[i].record.step.value(0.0)
@@ -320,9 +321,3 @@ class Turn:
         work = sum(self._costs.v(sum(count > depth for count in steps)) for depth in range(max(steps, default=0)))
         if work:
             self._choices[i].record.step.learn(passes, work)
-
-
-def _cut(draft: Draft, count: int) -> Draft:
-    """The first ``count`` tokens of a chain that was chosen deterministically."""
-    predicted = tuple(i for i in draft.predicted if i < count)
-    return Draft(draft.tokens[:count], predicted=predicted, chances=draft.chances[:count])
