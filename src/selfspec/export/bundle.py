@@ -170,12 +170,16 @@ def _fill(
     (folder / "run.sh").chmod(0o755)
     (folder / MACHINE).write_text(json.dumps(needs := machine(), indent=1))
     precision = precision_of(packed.config, packed.weights)
-    weights, size = (folder / "model" / "packed.bin").stat().st_size, _size(folder)
-    facts = {"version": __version__, "size": round(size / 1e6), "profile": "" if profile is None else _PROFILE}
+    weights = (folder / "model" / "packed.bin").stat().st_size
+    facts = {
+        "version": __version__,
+        "size": round(_size(folder) / 1e6),
+        "profile": "" if profile is None else _PROFILE,
+    }
     facts |= {"name": packed.name, "precision": precision, **needs}
     (folder / "README.txt").write_text(_README.format(**facts), encoding="utf-8")
     _note_sums(folder)
-    return packed.name, precision, wheels, weights, size
+    return packed.name, precision, wheels, weights, _size(folder)
 
 
 def _size(folder: Path) -> int:
