@@ -22,7 +22,7 @@ LAYERS = [
     ["runtime.base", "runtime.products", "runtime"],
     ["processors"],
     ["sampling", "verify"],
-    ["context", "watch"],
+    ["context", "joining", "watch"],
     ["drafters"],
     ["decode", "reference"],
     ["request", "wire"],
@@ -30,6 +30,7 @@ LAYERS = [
     ["loading"],
     ["measure"],
     ["server"],
+    ["export"],
     ["cli", "__main__"],
 ]
 TORCH = ("runtime.torch", "runtime.products")

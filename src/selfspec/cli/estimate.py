@@ -81,7 +81,8 @@ def command(alpha: float, gamma: int, as_json: bool, **given: Any) -> None:
         click.echo(_page(document))
 
 
-def _row_costs(text: str) -> control.RowCosts:
+def row_costs(text: str) -> control.RowCosts:
+    """v(T) as it is written: a number, or a list with commas. Raises OptionError."""
     try:
         values = [float(value) for value in text.split(",")]
     except ValueError:
@@ -106,7 +107,7 @@ def _costs(
             raise OptionError("--draft-experts is a draft of its own: give --experts, and neither --c nor --exit")
         assert traffic is not None
         c = traffic.draft_cost(draft_experts, batch)
-    rows = _row_costs(v or "1.0") if traffic is None else traffic.row_costs(batch)
+    rows = row_costs(v or "1.0") if traffic is None else traffic.row_costs(batch)
     return _draft_costs(rows, layers, exit_layer, head, c)
 
 

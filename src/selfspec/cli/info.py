@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
 
 
+_PACKED = ("gguf", "packed")  # what the core holds as it is stored, with the padding of its matrices
 _EXAMPLES = examples(
     "selfspec info",
     "selfspec info path/to/folder --dtype bfloat16",
@@ -91,7 +92,7 @@ def _sizes_of(name: str, config: ModelConfig, bits: int | None, dtype: str | Non
     from selfspec.loading import default_runtime
     from selfspec.model.load import locate
 
-    if bits is not None or (dtype is None and locate(name)[0] == "gguf" and default_runtime(config) == "cpu"):
+    if bits is not None or (dtype is None and locate(name)[0] in _PACKED and default_runtime(config) == "cpu"):
         return _packed(name, config, bits)
     return _plain(config, config.dtype if dtype is None else dtype)
 
@@ -196,7 +197,7 @@ def _prices(
     name: str, config: ModelConfig, sizes: _Sizes, draft_model: str | None, draft_bits: int | None
 ) -> Iterator[_Price]:
     """Drafters of the model's own layers, then those with weights of their own."""
-    from selfspec.model.load import config_of
+    from selfspec.model.load import config_of, locate
     from selfspec.runtime.cpu_model import lacking
     from selfspec.runtime.packing import BITS
 
@@ -206,7 +207,7 @@ def _prices(
             yield _Price(drafter.name, drafter.runs, 0, 0, _share(drafter, sizes, whole), "nothing")
     own = BITS.get(sizes.precision.partition(",")[0], 64)
     for bits in (8, 4):
-        if bits < own and not lacking(config):
+        if bits < own and not lacking(config) and locate(name)[0] != "packed":
             light = _packed(name, config, bits)
             yield _Price(
                 "quantized", light.precision, light.total, 0, light.step(config.num_layers) / whole, "nothing"

@@ -101,14 +101,14 @@ def _serve(engine: Engine, settings: ServerOptions, host: str, bound: socket, lo
 
 
 def _settings(name: str, drafts: str | None, limits: dict[str, Any]) -> ServerOptions:
-    from selfspec.drafters import drafter_class
+    from selfspec.drafters import resolve
     from selfspec.server.settings import ServerOptions
 
     allowed: dict[str, Any] = (
         {} if drafts is None else {"drafts": tuple(filter(None, map(str.strip, drafts.split(","))))}
     )
     for draft in allowed.get("drafts", ()):
-        drafter_class(draft)
+        resolve(draft)
     key = os.environ.get(KEY_VARIABLE, "")
     if key != key.strip():
         raise OptionError(f"{KEY_VARIABLE} has spaces around it; leave them out")

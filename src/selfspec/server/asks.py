@@ -93,7 +93,7 @@ class Desk:
                 f"speculative.draft is {one_line(repr(draft), 60)}; it must be one of {', '.join(there)}",
                 "speculative.draft",
             )
-        kind = self._engine.kind(draft)
+        kind, _ = self._engine.kind(draft)
         opening = {field.name for field in fields_of(kind.Options) if field.metadata.get("opens")}
         allowed = [field.name for field in fields_of(kind.Options) if field.name not in opening]
         for name in options:

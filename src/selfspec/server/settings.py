@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from selfspec.errors import OptionError
 from selfspec.types import require_types
 
-LIGHT_DRAFTERS = ("auto", "clasp", "early_exit", "layer_skip", "moe", "ngram", "plain", "suffix")
+LIGHT_DRAFTERS = (
+    "auto",
+    "clasp",
+    "conflayers",
+    "early_exit",
+    "layer_skip",
+    "moe",
+    "ngram",
+    "plain",
+    "suffix",
+    "swift",
+)
 
 
 @dataclass(frozen=True)
