@@ -1,25 +1,18 @@
-"""A server in this process on a tiny model, and the clients of OpenAI's own package."""
+"""A server in this process on a tiny model, and the client of OpenAI's own package."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
-import threading
 import time
 
-import openai
 import pytest
+from served import Running
 
 import selfspec
+from selfspec.flight import Flight
 from selfspec.loading import has_native
-from selfspec.server.app import Service
-from selfspec.server.run import Server, listen
-from selfspec.server.settings import ServerOptions
 
-EXACT = (
-    {"threads": 1} if has_native() else {"dtype": "float64"}
-)  # rows are independent to the last bit, or as good as that
+# rows are independent to the last bit, or as good as that
+EXACT = {"threads": 1} if has_native() else {"dtype": "float64"}
 
 
 @pytest.fixture(scope="session")
@@ -28,55 +21,16 @@ def engine(tiny):
     return selfspec.load(tiny, draft="ngram", adaptive=False, max_new_tokens=24, **EXACT)
 
 
-class Running:
-    """A server that listens, in a thread of its own."""
+@pytest.fixture
+def slow(monkeypatch):
+    """Rounds of 5 ms, so that a text of hundreds of tokens is still being written when something happens to it."""
+    turn = Flight.turn
 
-    def __init__(self, engine, **options):
-        grace = options.pop("grace", 5.0)
-        self.service = Service(engine, ServerOptions("tiny", **options))
-        self.socket = listen("127.0.0.1", 0)
-        self.port = self.socket.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/v1"
-        started = threading.Event()
-        self.server = Server(self.service, grace, started.set)
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})
-        self.thread.start()
-        assert started.wait(10)
+    def slowly(flight):
+        time.sleep(0.005)
+        return turn(flight)
 
-    @property
-    def scheduler(self):
-        return self.service.scheduler
-
-    def stop(self):
-        self.server.should_exit = True
-        self.thread.join(20)
-        assert not self.thread.is_alive()
-
-    def client(self, key="none", **options):
-        return openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, timeout=30, **options)
-
-    def async_client(self):
-        return openai.AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=30)
-
-    def send(self, path, body, method="POST", **headers):
-        """Status, headers and JSON of a request that no client would send."""
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
-            raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-            connection.request(method, path, raw, {"content-type": "application/json"} | headers)
-            answer = connection.getresponse()
-            return answer.status, answer.headers, json.loads(answer.read() or b"null")
-
-    def settled(self, running=0, seconds=10):
-        """Wait until as many texts hold a slot and none waits."""
-        end = time.monotonic() + seconds
-        while (self.scheduler.num_running, self.scheduler.num_waiting) != (running, 0):
-            assert time.monotonic() < end, (self.scheduler.num_running, self.scheduler.num_waiting)
-            time.sleep(0.002)
-
-    def metric(self, name):
-        """The sum of a metric's samples."""
-        lines = self.service.metrics.text().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+    monkeypatch.setattr(Flight, "turn", slowly)
 
 
 @pytest.fixture

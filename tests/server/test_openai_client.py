@@ -227,4 +227,4 @@ def test_texts_together_are_what_they_are_alone(server, client):
             await asyncio.gather(*(one(client, i) for i in range(30)))
 
     asyncio.run(all_of_them())
-    server.settled()
+    server.has(running=0, waiting=0)

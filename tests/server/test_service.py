@@ -6,16 +6,16 @@ import contextlib
 import http.client
 import json
 import threading
-import time
 
 import openai
 import pytest
+from served import until
 
 from selfspec.flight import Flight
 
 HI = [{"role": "user", "content": "hi"}]
 ENDLESS = {"model": "tiny", "prompt": "hi", "max_tokens": 4000, "temperature": 0}
-ON = {"ignore_eos": True}
+ON = {"ignore_eos": True, "speculative": {"enabled": False}}
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,7 @@ def test_keys_types_and_sizes_are_checked_first(start):
         assert connection.getresponse().status == 413
 
 
+@pytest.mark.usefixtures("slow")
 def test_more_requests_than_may_wait_are_sent_away(start):
     """Guards the queue: 429 with Retry-After, and those that wait are answered in turn."""
     server = start(slots=1, queue=1)
@@ -134,12 +135,10 @@ def test_more_requests_than_may_wait_are_sent_away(start):
         running = client.completions.create(**ENDLESS, extra_body=ON, stream=True)
         next(running)
         answers = []
-        waiting = threading.Thread(
-            target=lambda: answers.append(client.completions.create(**ENDLESS | {"max_tokens": 3}))
-        )
+        brief = ENDLESS | {"max_tokens": 3}
+        waiting = threading.Thread(target=lambda: answers.append(client.completions.create(**brief)))
         waiting.start()
-        while not server.scheduler.num_waiting:
-            time.sleep(0.002)
+        server.has(running=1, waiting=1)
         with pytest.raises(openai.RateLimitError, match="1 texts are being written and 1 wait") as full:
             client.completions.create(**ENDLESS)
         assert full.value.response.headers["retry-after"] == "1"
@@ -148,22 +147,25 @@ def test_more_requests_than_may_wait_are_sent_away(start):
         assert answers[0].usage.completion_tokens <= 3
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_client_that_leaves_frees_its_slot(start, streams):
     """Guards the slot: within a round of hearing of it, the text is gone, and most of it was never written."""
     server = start(slots=1)
-    if streams:
-        with server.client() as client, client.completions.create(**ENDLESS, extra_body=ON, stream=True) as stream:
-            next(iter(stream))
-    else:
-        with server.client(), pytest.raises(openai.APITimeoutError):
-            server.client().with_options(timeout=0.15).completions.create(**ENDLESS, extra_body=ON)
-    server.settled()
-    assert server.metric("vllm:generation_tokens_total") < 4000
+    with server.client(timeout=30 if streams else 0.2) as client:
+        if streams:
+            with client.completions.create(**ENDLESS, extra_body=ON, stream=True) as stream:
+                next(iter(stream))
+        else:
+            with pytest.raises(openai.APITimeoutError):
+                client.completions.create(**ENDLESS, extra_body=ON)
+    server.has(running=0, waiting=0)
+    assert server.metric("vllm:generation_tokens_total") < 2000
     assert server.metric("selfspec:texts_total") == 1
     assert 'reason="GoneError"' in server.service.metrics.text().decode()
 
 
+@pytest.mark.usefixtures("slow")
 def test_time_that_is_over_ends_a_text(start):
     """Guards deadlines, of the server and of a request, before and after the first chunk."""
     server = start(slots=1, deadline=0.3)
@@ -174,7 +176,7 @@ def test_time_that_is_over_ends_a_text(start):
         stream = client.completions.create(**ENDLESS, extra_body=ON, stream=True)
         with pytest.raises(openai.APIError, match="the text was not finished"):
             list(stream)
-    server.settled()
+    server.has(running=0, waiting=0)
 
 
 def test_a_round_that_fails_ends_what_was_in_flight_and_nothing_more(start, monkeypatch):
@@ -195,54 +197,52 @@ def test_a_round_that_fails_ends_what_was_in_flight_and_nothing_more(start, monk
     assert server.send("/v1/completions", ENDLESS | {"max_tokens": 2})[0] == 200
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_text_that_fails_touches_no_other(start):
-    """Guards the neighbours: one has no token left to choose in the middle of its text."""
+    """Guards the neighbours of a text that has no token left to choose."""
     server = start(slots=3)
+    asked = ENDLESS | {"max_tokens": 60}
     with server.client() as client:
-        want = client.completions.create(**ENDLESS | {"max_tokens": 200}, extra_body=ON).choices[0].text
-        stream = client.completions.create(**ENDLESS | {"max_tokens": 200}, extra_body=ON, stream=True)
+        want = client.completions.create(**asked, extra_body=ON).choices[0].text
+        stream = client.completions.create(**asked, extra_body=ON, stream=True)
         pieces = [next(stream).choices[0].text]
-        status, _, found = server.send(
-            "/v1/completions", ENDLESS | {"logit_bias": {str(token): -1e400 for token in range(259)}}
-        )
+        banned = {str(token): -1e400 for token in range(259)}
+        status, _, found = server.send("/v1/completions", ENDLESS | {"logit_bias": banned})
         assert (status, found["error"]["message"][:16]) == (400, "no token is left")
+        assert server.scheduler.num_running == 1
         pieces += [chunk.choices[0].text for chunk in stream]
         assert "".join(pieces) == want
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("grace", [10.0, 0.0])
 def test_the_end_finishes_or_fails_every_request(start, grace):
     """Guards the shutdown: with time left all texts are finished; without, each is told, and so is who waits."""
     server = start(slots=1, grace=grace)
     found = {}
 
-    def ask(name, **options):
+    def ask(client, name, **options):
         try:
-            with server.client() as client:
-                done = client.completions.create(**ENDLESS | {"max_tokens": 300}, extra_body=ON, **options)
-                found[name] = "".join(c.choices[0].text for c in done) if options else done.choices[0].text
+            done = client.completions.create(**ENDLESS | {"max_tokens": 80}, extra_body=ON, **options)
+            found[name] = "".join(c.choices[0].text for c in done) if options else done.choices[0].text
         except openai.APIError as error:
             found[name] = error
 
-    threads = [threading.Thread(target=ask, args=("stream",), kwargs={"stream": True})]
-    threads[0].start()
-    server.settled(running=1)
-    while not server.metric("vllm:generation_tokens_total"):
-        time.sleep(0.002)
-    threads.append(threading.Thread(target=ask, args=("waits",)))
-    threads[1].start()
-    while not server.scheduler.num_waiting:
-        time.sleep(0.002)
-    server.stop()
-    for thread in threads:
-        thread.join(10)
+    with server.client() as one, server.client() as two:
+        threads = [threading.Thread(target=ask, args=(one, "stream"), kwargs={"stream": True})]
+        threads[0].start()
+        until(lambda: server.metric("vllm:generation_tokens_total"))
+        threads.append(threading.Thread(target=ask, args=(two, "waits")))
+        threads[1].start()
+        server.has(running=1, waiting=1)
+        server.stop()
+        for thread in threads:
+            thread.join(10)
     if grace:
         assert found["stream"] == found["waits"]
     else:
-        assert {name: "the server shut down" in str(error) for name, error in found.items()} == {
-            "stream": True,
-            "waits": True,
-        }
+        told = {name: "the server shut down" in str(error) for name, error in found.items()}
+        assert told == {"stream": True, "waits": True}
         assert found["waits"].status_code == 503
     with pytest.raises(ConnectionError):
         server.send("/health", b"", "GET")
@@ -253,10 +253,8 @@ def test_every_request_is_a_line_in_the_log(server, caplog):
     caplog.set_level("INFO", "selfspec.server")
     body = {"prompt": "hi", "max_tokens": 3, "user": "ann", **ON}
     server.send("/v1/completions", body, **{"x-request-id": "abc"})
-    end = time.monotonic() + 5
-    while not caplog.records and time.monotonic() < end:  # it is written after the answer is out
-        time.sleep(0.002)
-    line = json.loads(caplog.records[-1].message)
+    until(lambda: any('"abc"' in record.message for record in caplog.records))  # the answer is out before
+    (line,) = [json.loads(record.message) for record in caplog.records if '"abc"' in record.message]
     assert {**line, "seconds": 0} == {
         "id": "abc",
         "method": "POST",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from selfspec.errors import OptionError
 from selfspec.model.reading import one_line
 from selfspec.modes import refuse_unverifiable
 from selfspec.server.failures import FieldError, naming
@@ -138,25 +139,21 @@ def read(kind: type[Asked], raw: bytes) -> Asked:
     """
     needs = "messages" if kind is ChatFields else "a prompt"
     body = {name: value for name, value in json_object(raw, "the body", needs).items() if value is not None}
-    for name in kind.ONLY:
+    for name, only in kind.ONLY.items():
         with naming(name):
-            body = without_only(body, {name: kind.ONLY[name]})
-    try:
-        fields = kind.model_validate(body)
-        fields.check()
-        return fields
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
-    unknown = [
-        str(wrong["loc"][0]) for wrong in found if wrong["type"] == "extra_forbidden" and len(wrong["loc"]) == 1
-    ]
-    if unknown:
+            body = without_only(body, {name: only})
+    known = {field.alias or name for name, field in kind.model_fields.items()}
+    if unknown := [name for name in body if name not in known]:
         with naming(one_line(unknown[0], 60)):
             refuse_unverifiable(unknown)
-        known = sorted({field.alias or name for name, field in kind.model_fields.items()} | set(kind.ONLY))
-        names = one_line(", ".join(unknown), 200)
-        raise FieldError(f"no field {names} here; there are {', '.join(known)}", one_line(unknown[0], 60))
-    raise _wrong(found[0])
+            names = one_line(", ".join(unknown), 200)
+            raise OptionError(f"no field {names} here; there are {', '.join(sorted(known | set(kind.ONLY)))}")
+    try:
+        fields = kind.model_validate(body)
+    except ValidationError as error:
+        raise _wrong(error.errors(include_url=False, include_context=False)[0]) from None
+    fields.check()
+    return fields
 
 
 def _wrong(error: Mapping[str, Any]) -> FieldError:
