@@ -112,22 +112,32 @@ def law(engine, tokens):
 
 
 @pytest.mark.parametrize(
-    "drafts", [{"draft": "plain"}, {"gamma": 5}, {"siblings": 2}, {"draft": "early_exit", "gamma": 3}]
+    "drafts",
+    [
+        {"draft": "plain"},
+        {"gamma": 5},
+        {"draft": "early_exit", "exit_layer": 3, "siblings": 4, "gamma": 4},
+        {"draft": "early_exit", "gamma": 3},
+    ],
 )
 def test_log_probabilities_are_the_targets_for_every_token(client, engine, drafts):
     """Guards accepted tokens and branches of trees: each has the log probability of its own row (vLLM #34497)."""
     asked = {"temperature": 1.3, "seed": 2, "max_tokens": 40, "extra": drafting(**drafts)}
     done = text(client, prompt="abcabcabcabc", logprobs=3, **asked)
     found = done.choices[0].logprobs
-    ids = engine.generate(
-        "abcabcabcabc", chat=False, temperature=1.3, seed=2, max_new_tokens=40, ignore_eos=True, **drafts
-    ).token_ids
+    made = list(
+        engine.stream(
+            "abcabcabcabc", chat=False, temperature=1.3, seed=2, max_new_tokens=40, ignore_eos=True, **drafts
+        )
+    )
+    ids = [chunk.token for chunk in made]
     prompt = engine.encode("abcabcabcabc", chat=False)
     rows = law(engine, [*prompt, *ids])[len(prompt) - 1 : -1]
     np.testing.assert_allclose(found.token_logprobs, rows[np.arange(40), ids], atol=1e-9)
     for row, top in zip(rows, found.top_logprobs, strict=True):
         np.testing.assert_allclose(list(top.values()), np.sort(row)[-3:][::-1], atol=1e-9)
-    assert len(found.tokens) == len(found.text_offset) == done.usage.completion_tokens == 40
+    assert len(found.tokens) == done.usage.completion_tokens == 40
+    assert found.text_offset == [sum(len(chunk.text) for chunk in made[:i]) for i in range(40)]
     streamed = list(text(client, prompt="abcabcabcabc", logprobs=3, stream=True, **asked))
     parts = [chunk.choices[0].logprobs for chunk in streamed if chunk.choices[0].logprobs]
     for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
@@ -196,7 +206,7 @@ MIXED = [
 ]
 
 
-def test_texts_together_are_what_they_are_alone(server, client):
+def test_texts_together_are_what_they_are_alone(server, client, caplog):
     """Guards everything at once: 30 mixed requests, drafts on, streams, some that leave and some that are wrong."""
     alone = [chat(client, **asked).choices[0].message.content for asked in MIXED]
     rng = random.Random(1)
@@ -228,3 +238,4 @@ def test_texts_together_are_what_they_are_alone(server, client):
 
     asyncio.run(all_of_them())
     server.has(running=0, waiting=0)
+    assert [record.message for record in caplog.records if record.levelname != "INFO"] == []

@@ -149,7 +149,7 @@ def test_more_requests_than_may_wait_are_sent_away(start):
 
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("streams", [True, False])
-def test_a_client_that_leaves_frees_its_slot(start, streams):
+def test_a_client_that_leaves_frees_its_slot(start, caplog, streams):
     """Guards the slot: within a round of hearing of it, the text is gone, and most of it was never written."""
     server = start(slots=1)
     with server.client(timeout=30 if streams else 0.2) as client:
@@ -163,6 +163,8 @@ def test_a_client_that_leaves_frees_its_slot(start, streams):
     assert server.metric("vllm:generation_tokens_total") < 2000
     assert server.metric("selfspec:texts_total") == 1
     assert 'reason="GoneError"' in server.service.metrics.text().decode()
+    assert server.send("/v1/completions", ENDLESS | {"max_tokens": 2})[0] == 200
+    assert [record.message for record in caplog.records if record.levelname != "INFO"] == []  # nor by a failure
 
 
 @pytest.mark.usefixtures("slow")

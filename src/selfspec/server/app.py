@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from selfspec.errors import OptionError
+from selfspec.model.reading import one_line
 from selfspec.server.answering import Answer, EventStream, disconnected, events, whole
 from selfspec.server.asks import Desk
 from selfspec.server.failures import GoneError, MethodError, RouteError, UnknownModelError, body_of
@@ -88,6 +89,7 @@ class Service:
             seconds = min(filter(None, (asked.deadline, self._options.deadline)), default=0.0)
             answer = Answer(self.scheduler, generations, seconds)
         except Exception as error:  # noqa: BLE001 (whatever it is, it is this request's)
+            request.state.log["error"] = one_line(error)
             return failed(error)
         log = request.state.log
         log |= {"stream": asked.stream, "texts": len(generations), **({"user": asked.user} if asked.user else {})}
@@ -116,6 +118,7 @@ class Service:
         except GoneError:
             return Response(status_code=GoneError.status)
         except Exception as error:  # noqa: BLE001 (whatever it is, it is this request's)
+            log["error"] = one_line(error)
             return failed(error)
         finally:
             if not is_streaming:
