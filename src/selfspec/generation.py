@@ -75,6 +75,11 @@ class Generation:
         """All final text so far."""
         return self._ending.text
 
+    @property
+    def prediction(self) -> Sequence[int]:
+        """Tokens that the answer is expected to hold."""
+        return self._prediction
+
     def completion(self, text: Text, cache: Cache) -> Completion:
         """The result, when ``text``, in a slot of ``cache``, has ended."""
         assert text.finish_reason is not None

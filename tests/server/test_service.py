@@ -37,6 +37,8 @@ ON = {"ignore_eos": True, "speculative": {"enabled": False}}
         ({"seed": 2**70}, "seed is", "seed"),
         ({"stop": ""}, "stop is", "stop"),
         ({"stop": 5}, "stop is", "stop"),
+        ({"stop": ["x"] * 17}, "stop has 17 texts; it may have 16", "stop"),
+        ({"prediction": "a" * 5000}, "prediction is of 5000 tokens; this model's texts have 4096", "prediction"),
         ({"logit_bias": {"x": 1}}, "logit_bias has 'x'", "logit_bias"),
         ({"logit_bias": {"999": 1}}, "logit_bias has token 999", "logit_bias"),
         ({"top_logprobs": 2}, "top_logprobs is 2, but logprobs is not true", "top_logprobs"),

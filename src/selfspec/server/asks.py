@@ -70,6 +70,8 @@ class Desk:
                 if own["seed"] is not None:
                     own["seed"] += choice
                 found.append(self._engine.prepare(made=self._made, **prompt, **own))
+                if (length := len(found[-1].prediction)) > (most := self._engine.config.context_length):
+                    raise OptionError(f"prediction is of {length} tokens; this model's texts have {most} at most")
         del self._made[:-_KEPT_DRAFTERS]
         return found
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MOST_LOGPROBS = 20  # OpenAI's limit, and vLLM's
+MOST_STOPS = 16  # each is looked for after every token
 Asked = TypeVar("Asked", bound="TextFields")
 
 
@@ -66,6 +67,8 @@ class TextFields(_Fields):
         """Raise FieldError for fields that contradict each other."""
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options needs stream: true; leave it out, or stream", "stream_options")
+        if isinstance(self.stop, list) and len(self.stop) > MOST_STOPS:
+            raise FieldError(f"stop has {len(self.stop)} texts; it may have {MOST_STOPS}", "stop")
 
     def options(self) -> dict[str, Any]:
         """What the engine is asked for, prompt and drafting aside, in its words; what is not given is left out."""
