@@ -6,8 +6,9 @@ Run nothing beside it. All methods draft with one γ and one confidence stop, on
 decoding (`selfspec.measure.timing`). `layer_skip` leaves out the sub-layers that turn the hidden state least along
 plain decoding's first answer; `clasp --knapsack` chooses how much by itself. S is tokens per second after the first
 token ÷ those of plain decoding, the searches of clasp, swift and conflayers included; c is what a drafted token
-took ÷ a token of plain decoding, stopped steps and searches included. What swift and conflayers learn stays from
-answer to answer; the warm-up is too short to teach them.
+took ÷ a token of plain decoding, stopped steps and searches included; search is what searches took per round, in
+tokens of plain decoding. What swift and conflayers learn stays from answer to answer; the warm-up is too short to
+teach them, and answers no longer than ``--window`` are too.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from dataclasses import asdict
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import selfspec
 from selfspec.cli.output import table
+from selfspec.drafters.clasp import Clasp
+from selfspec.drafters.conflayers import LayerSearch
 from selfspec.drafters.layer_skip import skip_of
+from selfspec.drafters.swift import SetSearch
 from selfspec.errors import SelfspecError
 from selfspec.measure.ours import BASELINE, DrafterColumn
 from selfspec.measure.pairs import paired_ratio
@@ -33,9 +39,36 @@ from selfspec.rounds import Stats
 from selfspec.types import LayerPlan, Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from selfspec.engine import Engine
+
+
+class SearchClock:
+    """How long the searches have taken: methods that run rows aside and choose a plan."""
+
+    SEARCHES = ((Clasp, "_search"), (SetSearch, "advance"), (LayerSearch, "advance"))
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        for owner, name in self.SEARCHES:
+            setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def _timed(self, search: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(search)
+        def timed(*given: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return search(*given)
+            finally:
+                self.seconds += time.perf_counter() - began
+
+        return timed
+
+    def taken(self) -> float:
+        """Seconds since this was asked last."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
 
 
 def methods(ratio: float, ranked: Sequence[Any], layers: int, window: int) -> dict[str, dict[str, Any]]:
@@ -77,8 +110,8 @@ def summed(runs: Sequence[Run]) -> Stats:
     return total
 
 
-def row(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
-    """What is printed of a column, beside the plain answers to the same questions."""
+def row(runs: Sequence[Run], plain: Sequence[Run], searched: float) -> dict[str, Any]:
+    """What is printed of a column, beside the plain answers to the same questions; ``searched``: seconds."""
     stats = summed(runs)
     pairs = [
         (mine.tpot_seconds, theirs.tpot_seconds)
@@ -91,6 +124,7 @@ def row(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
         "alpha": stats.acceptance_rate,
         "c": stats.draft_seconds / stats.drafted / token if stats.drafted else None,
         "tau": stats.mean_accepted_length,
+        "search_per_round": searched / stats.rounds / token,
         "speedup": asdict(paired_ratio(pairs)),
         "row_layers_per_token": (stats.draft_row_layers + stats.verify_row_layers) / later,
         "equal": sum(m.answer.tokens == p.answer.tokens for m, p in zip(runs, plain, strict=True)),
@@ -108,13 +142,16 @@ def measured(engine: Engine, options: argparse.Namespace) -> dict[str, dict[str,
     turns = Course(engine, first, answer, Sampling()).turns()
     made = columns(engine, options.ratios, sorted(turns, key=lambda step: -turns[step]), options)
     runs: dict[str, list[Run]] = {column.name: [] for column in made}
-    watch = Stopwatch(made)
+    watch, clock = Stopwatch(made), SearchClock()
+    searched = dict.fromkeys(runs, 0.0)
     watch.warm_up(Ask(first, 8, ignore_eos=True))
+    clock.taken()
     for _ in range(options.repeats):
         for question in questions:
             for column, run in watch.round(Ask(question.prompt, work.max_new_tokens, ignore_eos=True)):
                 runs[column.name].append(run)
-    return {name: row(found, runs[BASELINE]) for name, found in runs.items()}
+                searched[column.name] += clock.taken()
+    return {name: row(found, runs[BASELINE], searched[name]) for name, found in runs.items()}
 
 
 def _shown(name: str, found: dict[str, Any]) -> tuple[str, ...]:
@@ -123,6 +160,7 @@ def _shown(name: str, found: dict[str, Any]) -> tuple[str, ...]:
     return (
         name,
         *("-" if number is None else f"{number:.2f}" for number in numbers),
+        f"{found['search_per_round']:.2f}",
         f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]",
         f"{found['row_layers_per_token']:.1f}",
         f"{found['equal']}/{found['answers']}",
@@ -154,7 +192,7 @@ def main() -> None:
     if options.json:
         print(json.dumps({"options": vars(options), "rows": found}, indent=1))
         return
-    names = ("method, share left out", "α", "c", "τ", "S [90 %]", "row-layers/token", "equal")
+    names = ("method, share left out", "α", "c", "τ", "search", "S [90 %]", "row-layers/token", "equal")
     print(table([names, *(_shown(name, row) for name, row in found.items())]))
 
 

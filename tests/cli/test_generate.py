@@ -327,5 +327,6 @@ def test_explain_shows_what_was_decided(call, refused, tiny):
     assert [choice["drafter"] for choice in found["choices"]][:2] == ["plain", "suffix"]
     assert sum(choice["rounds"] for choice in found["choices"]) == found["rounds"]
     assert call(*flags[:-2], "--explain").stderr.count("suffix") == 1  # the default, too
+    assert "suffix" in call(*flags[:-1], "auto:candidates=(suffix,ngram)", "--explain").stderr
     assert "add --draft auto" in refused(*flags[:-2], "--draft", "ngram", "--explain")
     assert "explanation" not in json.loads(call(*flags, "--json").stdout)

@@ -177,7 +177,7 @@ def require_controller(explain: bool, draft: str | None) -> None:
     """Raise UsageError for --explain with another drafter, which decides nothing."""
     from selfspec.engine import DEFAULT_DRAFT
 
-    if explain and (draft or DEFAULT_DRAFT) != "auto":
+    if explain and (draft or DEFAULT_DRAFT).partition(":")[0] != "auto":
         raise click.UsageError("--explain shows what auto decided, and another drafter drafts; add --draft auto")
 
 

@@ -232,9 +232,9 @@ class Scheduler:
             job = self._jobs[progress.index]
             if self._watcher is not None:
                 self._watcher.progressed(progress)
-            self._tell(job, progress)
             if progress.end is not None:
-                self._forget(job)
+                self._forget(job)  # first: who hears of the end may ask again at once
+            self._tell(job, progress)
 
     def _tell(self, job: Job, progress: Progress) -> None:
         if job.is_cancelled:
