@@ -14,12 +14,15 @@ from selfspec.cli.flags import ModelCommand
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import examples, note
 from selfspec.errors import OptionError, RuntimeMissingError
+from selfspec.server.settings import ServerOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from socket import socket
 
+    from click.decorators import FC
+
     from selfspec.engine import Engine
-    from selfspec.server.settings import ServerOptions
 
 KEY_VARIABLE = "SELFSPEC_API_KEY"
 _EXTRA = {"starlette", "uvicorn", "pydantic", "prometheus_client"}
@@ -31,20 +34,24 @@ _EXAMPLES = examples(
 )
 
 
+def _limit(name: str, kind: type, text: str) -> Callable[[FC], FC]:
+    """A flag of `ServerOptions`, which has its default."""
+    default = getattr(ServerOptions, name)
+    return click.option(
+        f"--{name.replace('_', '-')}", type=kind, default=default, help=f"{text}  [default: {default}]"
+    )
+
+
 @click.command("serve", cls=ModelCommand, epilog=_EXAMPLES)
 @click.argument("named", metavar="[MODEL]", required=False)
 @click.option("--host", default="127.0.0.1", help="Address to listen on.  [default: 127.0.0.1, this machine only]")
 @click.option("--port", type=int, default=8000, help="Port; 0 takes a free one.  [default: 8000]")
 @click.option("--name", metavar="TEXT", help="What clients call the model.  [default: its name]")
-@click.option("--slots", type=int, default=8, help="Most texts at once.  [default: 8]")
-@click.option("--queue", type=int, default=64, help="Most texts that wait; more get status 429.  [default: 64]")
-@click.option(
-    "--deadline", type=float, default=600.0, help="Seconds a text may take; 0 is no limit.  [default: 600]"
-)
-@click.option(
-    "--grace", type=float, default=30.0, help="Seconds to finish texts after SIGTERM or Ctrl-C.  [default: 30]"
-)
-@click.option("--max-body", type=int, default=4 << 20, help="Most bytes of a request.  [default: 4194304]")
+@_limit("slots", int, "Most texts at once.")
+@_limit("queue", int, "Most texts that wait; more get status 429.")
+@_limit("deadline", float, "Seconds a text may take; 0 is no limit.")
+@_limit("grace", float, "Seconds to finish texts after SIGTERM or Ctrl-C.")
+@_limit("max_body", int, "Most bytes of a request.")
 @click.option(
     "--drafts",
     metavar="NAMES",
@@ -65,7 +72,6 @@ def command(
     try:
         import selfspec.server.app  # noqa: F401 (looks whether the extra is installed)
         from selfspec.server.run import listen
-
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise
@@ -93,7 +99,8 @@ def _serve(engine: Engine, settings: ServerOptions, host: str, bound: socket, lo
         note(f"anybody who reaches {host} may use this server; set {KEY_VARIABLE} to ask for a key")
     _log(log_requests)
     service = Service(engine, settings)
-    address = f"http://{'localhost' if is_loopback(host) else host}:{bound.getsockname()[1]}/v1"
+    shown = "localhost" if is_loopback(host) else f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{bound.getsockname()[1]}/v1"
     try:
         Server(service, settings.grace, lambda: note(f"{settings.name} at {address}")).run(sockets=[bound])
     finally:
@@ -102,7 +109,6 @@ def _serve(engine: Engine, settings: ServerOptions, host: str, bound: socket, lo
 
 def _settings(name: str, drafts: str | None, limits: dict[str, Any]) -> ServerOptions:
     from selfspec.drafters import resolve
-    from selfspec.server.settings import ServerOptions
 
     allowed: dict[str, Any] = (
         {} if drafts is None else {"drafts": tuple(filter(None, map(str.strip, drafts.split(","))))}

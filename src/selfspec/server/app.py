@@ -86,6 +86,7 @@ class Service:
         try:
             asked = read(kind, raw)
             generations = await asyncio.to_thread(self._desk.generations, asked)  # reading a prompt takes time
+            echoed = self._echoed(asked, generations)
             seconds = min(filter(None, (asked.deadline, self._options.deadline)), default=0.0)
             answer = Answer(self.scheduler, generations, seconds)
         except Exception as error:  # noqa: BLE001 (whatever it is, it is this request's)
@@ -93,7 +94,7 @@ class Service:
             return failed(error)
         log = request.state.log
         log |= {"stream": asked.stream, "texts": len(generations), **({"user": asked.user} if asked.user else {})}
-        return await self._run(request, asked, answer, self._echoed(asked, generations))
+        return await self._run(request, asked, answer, echoed)
 
     def _echoed(self, asked: TextFields, generations: Sequence[Generation]) -> list[str]:
         if not (isinstance(asked, CompletionFields) and asked.echo):
