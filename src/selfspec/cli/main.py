@@ -38,6 +38,7 @@ VERBS = {
     "bench": "How fast drafters and other programs are, task by task.",
     "profile": "What exits, passes and drafts cost here, and the speedups they promise.",
     "search-plan": "Which layers a draft of the same model should leave out, here.",
+    "plan": "What fits into a memory, with which draft, and whether to speculate.",
     "estimate": "What a draft is worth, from its acceptance rate and cost.",
 }
 
