@@ -44,7 +44,6 @@ def measured(model: str, context: int, slots: int, **placement: Any) -> dict[str
     tokenizer = find_checkpoint(model).tokenizer
     start = resident()
     runtime = load(model, **placement).runtime
-    del tokenizer
     gc.collect()
     peak = PeakMemory()
     cache = runtime.new_cache(slots, context)
@@ -55,6 +54,7 @@ def measured(model: str, context: int, slots: int, **placement: Any) -> dict[str
     rows = Rows.of([slot for slot in range(slots) for _ in places], [*places] * slots)
     hidden, _ = runtime.run(runtime.embed([1] * len(rows), rows.positions), held.full, rows, cache)
     runtime.logits(hidden)
+    assert tokenizer  # held to the end: what it frees would be used again
     return {
         "weights": runtime.weight_bytes,
         "cache": cache.nbytes,

@@ -60,7 +60,30 @@ def look_up(bits: int) -> Run:
     return Run(f"ngram-{bits}", f"Look-up on Spec-Bench, {bits} bits", ("bench", *shape), needs_data=True)
 
 
+def controlled(bits: int, more: str = "") -> Run:
+    """`auto` beside what it chooses from."""
+    shape = (
+        "--bits",
+        str(bits),
+        "--repeats",
+        "2",
+        "--max-new-tokens",
+        "64",
+        "--drafts",
+        f"plain,suffix,auto{more}",
+    )
+    return Run(f"auto-{bits}", f"The controller, {bits} bits", ("bench", *shape))
+
+
+def skipped(model: str, *precision: str) -> Run:
+    """Drafts that need no training, by what they leave out."""
+    shape = ("--ratios", "0.1,0.3", "--limit", "1", "--repeats", "1", "--window", "16", "--max-new-tokens", "64")
+    arguments = ("bench/skip_ratios.py", "--model", model, *precision, *shape)
+    return Run(f"skipped-{model}", f"Drafts without training, by the share left out: {model}", arguments)
+
+
 LOOKUP = "llama.cpp,llama.cpp-lookup"
+LIGHT = "quantized:draft_bits=4"
 RUNS = (
     bench(
         "stored",
@@ -86,6 +109,14 @@ RUNS = (
     ),
     *(look_up(bits) for bits in (16, 8, 4)),
 )
+OWN = (
+    controlled(16, f",{LIGHT}:gamma=4,auto:candidates=(suffix,{LIGHT})"),
+    controlled(8),
+    controlled(4),
+    skipped("smollm2-135m", "--bits", "16"),
+    skipped("gemma3-270m"),
+)
+"""Without rivals."""
 PASSES = Run("passes", "What a pass of the native core costs", ("bench/native.py",))
 EXACT = Run(
     "exact", "Exactness, without any tolerance", ("bench/exactness.py", "--tokens", "10000"), needs_data=True
@@ -134,7 +165,7 @@ class Results:
 
     def sections(self) -> Iterator[str]:
         """What is there, as Markdown."""
-        for run in (*RUNS, PASSES, EXACT):
+        for run in (*RUNS, *OWN, PASSES, EXACT):
             if not self.path(run).exists():
                 continue
             command = "selfspec" if run.is_bench else "python"
@@ -180,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--page", action="store_true", help="only write the page")
     args = parser.parse_args(argv)
     results = Results(args)
-    for run in () if args.page else (*RUNS, PASSES, EXACT):
+    for run in () if args.page else (*RUNS, *OWN, PASSES, EXACT):
         if run.name in args.only if args.only else run is not EXACT:
             results.fill(run)
     PAGE.write_text("\n".join([head(dict(machine())), *results.sections()]), encoding="utf-8")

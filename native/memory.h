@@ -7,6 +7,8 @@
 #include <utility>
 #ifdef __linux__
 #include <sys/mman.h>
+#elif defined(_WIN32)
+#include <malloc.h>
 #endif
 
 namespace selfspec {
@@ -28,7 +30,11 @@ class Memory {
     data_ = reinterpret_cast<void*>((address + PAGE - 1) / PAGE * PAGE);
     if (size >= PAGE) madvise(data_, mapped_ - PAGE, MADV_HUGEPAGE);
 #else
+#ifdef _WIN32
+    data_ = base_ = _aligned_malloc(size, 64);
+#else
     data_ = base_ = std::aligned_alloc(64, (size + 63) / 64 * 64);
+#endif
     if (!data_) throw std::bad_alloc();
     std::memset(data_, 0, size);
 #endif
@@ -36,6 +42,8 @@ class Memory {
   ~Memory() {
 #ifdef __linux__
     if (base_) munmap(base_, mapped_);
+#elif defined(_WIN32)
+    _aligned_free(base_);
 #else
     std::free(base_);
 #endif

@@ -106,6 +106,19 @@ class Host:
         return make()
 
 
+class Keeping(Host):
+    """One that keeps what drafters share."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime, {})
+        self.memory: dict[Any, Any] = {}
+
+    def kept(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self.memory:
+            self.memory[key] = make()
+        return self.memory[key]
+
+
 def run(
     runtime: Runtime,
     prompts: Sequence[Sequence[int]],

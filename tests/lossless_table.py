@@ -162,9 +162,9 @@ class Taught:
             good = self.random.uniform(0.5, 1.0)
             record.judged(True)
             record.step.learn(100.0 * self.random.uniform(0.0, 0.2), 100.0)
-            for cell in [("depth", i) for i in range(8)] + [("chance", i) for i in range(5)]:
+            for depth in range(8):
                 for is_right in [True, *(self.random.random(12) < good), True]:
-                    record.counts.learn(cell, bool(is_right))
+                    record.counts.learn(depth, bool(is_right))
         made.probes.balance = 100.0
         return made
 
@@ -192,6 +192,7 @@ CHAINS = {
     "layer_skip": ("layer_skip", {"skip": "attention 2,4 mlp 3"}),
     "layer_skip from the first": ("layer_skip", {"skip": "attention 0 mlp 2"}),
     "clasp": ("clasp", {"skips": 2, "interval": 3, "confidence": 0.05}),
+    "swift": ("swift", {"window": 3, "bayes_interval": 2, "enough": 1.0, "confidence": 0.02}),
     "ngram": ("ngram", {"adaptive": False}),
     "ngram stop": ("ngram", {"confidence": 0.25, "adaptive": False}),
     "suffix": ("suffix", {"adaptive": False}),
@@ -203,6 +204,7 @@ TREES = {
     "early_exit wide comb": ("early_exit", {"exit_layer": 4, "siblings": 3, "confidence": 0.05, "adaptive": True}),
     "early_exit adaptive comb": (Climber, {"siblings": 2, "shadows": 2}),
     "layer_skip comb": ("layer_skip", {"skip": "1-2", "siblings": 2, "confidence": 0.05, "adaptive": True}),
+    "conflayers comb": ("conflayers", {"window": 3, "interval": 2, "confidence": 0.02, "siblings": 1}),
     "ngram comb": ("ngram", {"adaptive": False, "siblings": 2}),
     "draft_model comb": ("draft_model", {"draft_model": "other", "siblings": 2, "confidence": 0.05}),
     "suffix told": (Told, {"adaptive": False, "siblings": 2}),
@@ -238,16 +240,52 @@ PARTS = {  # drafters of runtimes that can leave out a part of a sub-layer
     "layer_skip heads": ("layer_skip", {"skip": "attention 4 heads 2:0-1,3:3 channels 1:0-15"}),
     "layer_skip channels comb": ("layer_skip", {"skip": "channels 1-3:8-15", "siblings": 1}),
 }
-LOOK_UPS = {"ngram", "suffix", "scripted", Bush, Told}
+STAGES = [
+    *EARLY_EXITS,
+    "early_exit stop",
+    "layer_skip",
+    "clasp",
+    "ngram",
+    "suffix",
+    "mixed",
+    "right",
+    "draft_model",
+]
+
+
+def stages(seed):
+    """The names of the stages of a random chain; the last one may draft siblings."""
+    random = np.random.default_rng([8, seed])
+    *early, last = random.choice(STAGES, size=random.choice([2, 2, 3]), replace=False).tolist()
+    comb = {"early_exit": "early_exit comb", "ngram": "ngram comb", "draft_model": "draft_model comb"}
+    return [*early, comb.get(last.split()[0], last) if random.random() < 0.4 else last]
+
+
+STAGED = {">".join(stages(seed)): ("staged", stages(seed)) for seed in range(12)}
+MIXED = ["early_exit 3>quantized", "quantized>early_exit 4", "ngram>quantized comb"]  # two precisions, one cache
+STAGED |= {name: ("staged", name.split(">")) for name in MIXED}
+AHEAD = {"overlap": ("overlap", "draft_model"), "overlap ngram": ("overlap", "ngram")}
+DETERMINISTIC = {"ngram", "suffix", "scripted", "swift", "conflayers", Bush, Told}  # whatever is sampled
 # unless greedy or coupled
 SAMPLED = {"auto drawing"} | {
-    name for name, (kind, _) in (CHAINS | TREES | LIGHTER | PARTS).items() if kind not in LOOK_UPS
+    name for name, (kind, _) in (CHAINS | TREES | LIGHTER | PARTS).items() if kind not in DETERMINISTIC
 }
+SAMPLED |= {name for name, (_, found) in STAGED.items() if SAMPLED.intersection(found)}
 
 
 def drafter(name, target, texts, gamma, seed=0):
     """What `run` takes: a drafter or its class, and its options."""
-    kind, options = (DRAFTERS | LIGHTER | PARTS)[name]
+    kind, options = (DRAFTERS | LIGHTER | PARTS | STAGED | AHEAD)[name]
+    if name in AHEAD:
+        part, given = drafter(options, target, texts, gamma)
+        wraps = part if given is None else create(part, target.config, given)
+        return create(_class(kind), target.config, {"wraps": wraps, "adaptive": False}, host_of(target)), None
+    if name in STAGED:
+        less = range(len(options))  # a stage may draft more than the next one, or less
+        own = [max(gamma - i, 0) for i in (less if seed % 2 else reversed(less))]
+        made = [drafter(stage, target, texts, most, seed) for stage, most in zip(options, own, strict=True)]
+        parts = [part if given is None else create(part, target.config, given) for part, given in made]
+        return create(_class(kind), target.config, {"stages": parts, "gamma": gamma}), None
     if name in CONTROLLERS:
         return create(_class(kind), target.config, {**options, "gamma": gamma}, Taught(seed)), None
     if kind in (Bush, Told, Climber):
@@ -364,7 +402,10 @@ class Cell:
 
 def cells(runtime_name, drafter_name) -> Iterator[Cell]:
     """Every value of every axis, in a random arrangement; shapings go round over the drafters."""
-    count, place = RUNTIMES[runtime_name].cells, [*DRAFTERS, *LIGHTER, *PARTS].index(drafter_name)
+    count = RUNTIMES[runtime_name].cells
+    if drafter_name in STAGED | AHEAD:
+        count = min(count // 2, 18)
+    place = [*DRAFTERS, *LIGHTER, *PARTS, *STAGED, *AHEAD].index(drafter_name)
     random = np.random.default_rng([place, *runtime_name.encode()])
 
     def axis(values):

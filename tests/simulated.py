@@ -116,9 +116,13 @@ def look_up(chance):
 
 
 def speed(runtime, drafter, tokens, texts=1, rounds=None, start=1):
-    """Tokens per second, row-layers per token ÷ layers, and rounds, after the prefill of a fresh loop."""
+    """Tokens per second, row-layers per token ÷ layers, and rounds, after the prefill of a fresh loop.
+
+    Texts begin at places of their own, so that drafts are not right or wrong in all of them at once.
+    """
     context = Context(runtime, runtime.new_cache(texts, 10**6))
-    made = [Text(i, i, [0] * start, start + tokens, Sampling(), Chance(i), lambda _: False) for i in range(texts)]
+    starts = [start + 1001 * i for i in range(texts)]
+    made = [Text(i, i, [0] * s, s + tokens, Sampling(), Chance(i), lambda _: False) for i, s in enumerate(starts)]
     loop = Loop(context, runtime.clock)
     loop.add(made, drafter)
     began, layers, count = runtime.clock.now, sum(context.row_layers), 0
@@ -126,10 +130,10 @@ def speed(runtime, drafter, tokens, texts=1, rounds=None, start=1):
         loop.turn()
         count += 1
     loop.close()
-    new = sum(len(text.tokens) - start - 1 for text in made)
-    for text in made:
+    new = sum(len(text.tokens) - first - 1 for text, first in zip(made, starts, strict=True))
+    for text, first in zip(made, starts, strict=True):
         assert text.error is None, text.error
-        assert text.tokens[start:] == [right_token(place) for place in range(start, len(text.tokens))]
+        assert text.tokens[first:] == [right_token(place) for place in range(first, len(text.tokens))]
     return new / (runtime.clock.now - began), (sum(context.row_layers) - layers) / (new * LAYERS), count
 
 

@@ -262,7 +262,7 @@ def test_it_catches_an_exit_that_looks_at_the_drawn_token(monkeypatch):
         climb.drawn = (climb.text.chance.pick(law), law)
         return law.probability(climb.drawn[0]) >= 0.4
 
-    def with_that_token(self, chain, logits):
+    def with_that_token(self, chain, logits, *_):
         if not chain.cleared:
             return grow(self, chain, logits)
         token, law = chain.drawn

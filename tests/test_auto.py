@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from doubles import TINY, Host, run, tiny_core, tiny_runtime
@@ -14,6 +15,7 @@ from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.decode import Loop, decode
 from selfspec.drafters import evidence, turn
+from selfspec.drafters.comb import chain_of
 from selfspec.drafters.evidence import Account, Counts, Estimate
 from selfspec.errors import OptionError
 from selfspec.measure.dice import AllOutcomes
@@ -82,6 +84,7 @@ def test_it_catches_a_controller_that_spends_more(monkeypatch, fault):
     """The negative controls of the test before."""
     if fault == "no budget":
         monkeypatch.setattr(Account, "allows", lambda *_, **__: True)
+        monkeypatch.setattr(evidence.Record, "tried", lambda *_: None)
         monkeypatch.setattr(Counts, "rate", lambda _self, _cell, prior, _weight: prior)
         assert lost(0.15)[0] > 0.02
     else:
@@ -117,6 +120,19 @@ def test_a_look_up_comes_back_within_few_rounds():
         assert loop.turn().commits[0].drafted == 0
     drafted = [loop.turn().commits[0].drafted for _ in range(8)]
     assert max(drafted[4:]) >= 3
+
+
+def test_what_a_look_up_promised_is_compared_as_far_as_tokens_came(monkeypatch):
+    """Guards against a right draft that counts as a broken promise, because a round brought fewer tokens."""
+    made = auto(look_up(level(1.0)), candidates=())
+    (free,) = made.parts
+    say = free.propose
+    monkeypatch.setattr(free, "propose", lambda *args: [replace(d, chances=(0.9,) * len(d)) for d in say(*args)])
+    monkeypatch.setattr(evidence.Record, "is_proven", False)
+    speed(SimulatedRuntime(level(0.0), 0.15), made, 40)
+    (record,) = made._knowledge.records
+    assert record.stated > 10.0
+    assert record.honesty == pytest.approx(1.0, abs=0.15)
 
 
 def compared(texts, slope):
@@ -241,10 +257,10 @@ def test_what_is_learned_outlives_a_request(tiny):
     engine = selfspec.load(tiny, draft="auto")
     engine.generate("ab", max_new_tokens=8)
     (knowledge,) = engine._kept.values()
-    rounds = knowledge.records[0].counts.now
+    rounds = knowledge.now
     assert rounds > 0
     engine.generate("ab", max_new_tokens=8)
-    assert knowledge.records[0].counts.now > rounds
+    assert knowledge.now > rounds
     assert list(engine._kept.values()) == [knowledge]
 
 
@@ -318,7 +334,7 @@ def test_its_buffers_are_those_of_its_candidates(options, keeps, draws):
 def test_a_shorter_draft_keeps_what_is_said_of_its_tokens():
     """Guards predictions under the controller: they are counted also where a draft was cut."""
     draft = Draft((5, 6, 7), predicted=(0, 2), chances=(0.9, 0.8, 0.7))
-    cut = turn._cut(draft, 2)
+    cut = chain_of(draft, 2)
     assert (cut.tokens, cut.predicted, cut.chances) == ((5, 6), (0,), (0.9, 0.8))
 
 

@@ -278,7 +278,7 @@ def test_text_and_corpus_compete():
         drafter._corpus = corpus
         drafter.begin(text := text_of(tokens))
         (made,) = drafter.propose(context_of(PassCosts()), [text], [3])
-        kinds = [chain[0].kind.evidence for chain in drafter._memories[text].considered if chain]
+        kinds = [chain[0].kind.evidence for _, chain in drafter._memories[text].considered if chain]
         return list(made.tokens), kinds
 
     both = [Evidence.ONLY, Evidence.CORPUS_ONLY]

@@ -22,13 +22,14 @@ LAYERS = [
     ["runtime.base", "runtime.products", "runtime"],
     ["processors"],
     ["sampling", "verify"],
-    ["context", "watch"],
+    ["context", "joining", "watch"],
     ["drafters"],
     ["decode", "reference"],
     ["request"],
     ["engine", "stream", "batch", "generation"],
     ["loading"],
     ["measure"],
+    ["export"],
     ["cli", "__main__"],
 ]
 TORCH = ("runtime.torch", "runtime.products")

@@ -102,7 +102,7 @@ def test_blocks_ask_for_the_end_once_per_new_token_and_accept_more():
 def test_it_catches_a_stop_that_looks_at_the_drawn_token(monkeypatch):
     """The negative control of the confidence stop: dropping a token after drawing it biases the text."""
 
-    def grow(self, chain, logits):
+    def grow(self, chain, logits, *_):
         law = distribution(logits, chain.text.sampling.for_drafts, chain.text.prefix(chain.comb.tokens))
         token = chain.text.chance.pick(law)
         stop = self._stops[chain.text]

@@ -242,7 +242,7 @@ def test_rows_of_one_pass_may_join_at_different_layers(runtime):
         made.append(text)
     drafts = []
     for text, layer in zip(made, (3, 1, 0), strict=True):
-        states = [context.step(context.full.span(0, layer), [text], [5], 0)[0]] if layer else []
+        states = [context.step(context.full.span(0, layer), [text], [[5]], [0])[0]] if layer else []
         drafts.append(Draft((7, 8), None, states[0] if states else None, layer))
     scored = context.score(made, drafts)
     for text, draft, rows in zip(made, drafts, scored, strict=True):

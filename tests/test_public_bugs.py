@@ -79,10 +79,10 @@ def test_a_draft_is_scored_with_the_law_that_it_was_drawn_from(monkeypatch, bug)
     assert distance() < 1e-12
     drawn = steps._drawn
 
-    def misstated(law, chance, count):
+    def misstated(law, chance, count, first):
         if bug.startswith("drafted greedily"):
             return [int(np.argmax(law.probs))], [law]
-        tokens, laws = drawn(law, chance, count)
+        tokens, laws = drawn(law, chance, count, first)
         return tokens, [Dense.of(law.probs + 0.2) for law in laws]
 
     monkeypatch.setattr(steps, "_drawn", misstated)

@@ -76,7 +76,7 @@ def test_look_up(tokens, options, want):
 def test_evidence(tokens, want):
     """Guards what a token is counted with: all places of the match, or those of a shorter one behind it."""
     _, drafter, text = look_up(tokens)
-    assert drafter._memories[text].considered[0][0].kind == kind_of(want, 2)
+    assert drafter._memories[text].considered[0][1][0].kind == kind_of(want, 2)
 
 
 def test_confidence_is_the_rate_of_the_kind():

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from selfspec.errors import OptionError
+from selfspec.joining import concatenate, merge, padded, select
 from selfspec.rounds import Commit
 from selfspec.sampling import distribution
 from selfspec.types import (
@@ -29,7 +30,6 @@ from selfspec.types import (
     Sampling,
     SubLayer,
     Verdict,
-    namespace,
 )
 from selfspec.watch import Watch, Watched
 
@@ -152,7 +152,7 @@ class Context:
         self._prefill_rows = prefill_rows
         self.full = LayerPlan.full(runtime.config.num_layers)
         self.row_layers = [0.0] * cache.slots
-        self._spans: dict[tuple[int, int], LayerPlan] = {}
+        self._spans: dict[tuple[LayerPlan, int, int], LayerPlan] = {}
 
     def prefill(self, text: Text) -> Array:
         """Run all layers over the prompt, in chunks; returns the logits [V] of its last row."""
@@ -173,23 +173,38 @@ class Context:
         self,
         plan: LayerPlan,
         texts: Sequence[Text],
-        tokens: Sequence[int],
-        depth: int,
+        tokens: Sequence[Sequence[int]],
+        depths: Sequence[int],
         runtime: Runtime | None = None,
+        begun: Sequence[Draft] = (),
     ) -> tuple[Array, Array | None]:
-        """Run ``plan`` over one draft row per text, ``depth`` rows past its pending one.
+        """Run ``plan`` over draft rows: of text i ``tokens[i]``, from ``depths[i]`` rows past its pending one on.
 
-        Returns the states after the plan [len(texts), d], and those after the layers that it shares with the full
-        model, where verification resumes; None if it shares none. With ``runtime``, other weights of the same model
-        run the plan on the same cache: they share nothing.
+        Returns the states after the plan [rows, d], text after text, and those after the layers that it shares with
+        the full model, where verification resumes; None if it shares none. With ``runtime``, other weights of the
+        same model run the plan on the same cache: they share nothing. ``begun`` are drafts with the same rows whose
+        states some of these layers have made already: rows go on from there where the plan shares those layers.
         """
-        rows = Rows.of([t.slot for t in texts], [len(t.tokens) - 1 + depth for t in texts])
+        rows = Rows.of(
+            [text.slot for text, own in zip(texts, tokens, strict=True) for _ in own],
+            [
+                len(text.tokens) - 1 + depth + i
+                for text, own, depth in zip(texts, tokens, depths, strict=True)
+                for i in range(len(own))
+            ],
+        )
         used = self.runtime if runtime is None else runtime
         shared = plan.shared_prefix if used is self.runtime else 0
+        flat = [token for own in tokens for token in own]
+        if any(0 < max(draft.starts) < shared for draft in begun):
+            usable = [draft if max(draft.starts) < shared else Draft() for draft in begun]
+            kept = self._resume(self._span(plan, 0, shared), tokens, usable, rows, Watch(()))
+            rest = self._span(plan, shared, plan.num_layers)
+            return self._run(kept, rest, rows)[0] if rest.steps else kept, kept
         border = SubLayer(shared - 1)
         taps = (border,) if shared and plan.steps[-1] != border else ()
         self.count(rows.slots.tolist(), plan.row_layers)
-        hidden, tapped = used.run(used.embed(tokens, rows.positions), plan, rows, self.cache, taps)
+        hidden, tapped = used.run(used.embed(flat, rows.positions), plan, rows, self.cache, taps)
         if not shared:
             return hidden, None
         return hidden, tapped[border] if taps else hidden
@@ -211,13 +226,17 @@ class Context:
         rows = Rows.of([text.slot for text in texts], positions)
         hidden = entering if layers[0] else self.runtime.embed(entering, rows.positions)
         wanted = {SubLayer(layer - 1): layer for layer in taps}
-        hidden, tapped = self._run(hidden, self._span(*layers), rows, list(wanted))
+        hidden, tapped = self._run(hidden, self._span(self.full, *layers), rows, list(wanted))
         return hidden, {wanted[tap]: states for tap, states in tapped.items()}
 
     def count(self, slots: Sequence[int], each: float) -> None:
         """Add the cost of rows of these slots, ``each`` in row-layers of the target."""
         for slot in slots:
             self.row_layers[slot] += each
+
+    def aside(self, text: Text) -> int:
+        """How many rows `replay` runs in one pass: as many as there are cells beyond the text."""
+        return min(self.cache.length - len(text.tokens) + 1, self._prefill_rows)
 
     def replay(
         self, plan: LayerPlan, text: Text, hidden: Array, positions: Integers, taps: Sequence[SubLayer] = ()
@@ -235,8 +254,7 @@ class Context:
                 f"{self.runtime.config.family} has recurrent layers, whose rows cannot run aside: name the layers "
                 "to skip (layer_skip), or use another drafter"
             )
-        first = len(text.tokens) - 1
-        free = min(self.cache.length - first, self._prefill_rows)
+        first, free = len(text.tokens) - 1, self.aside(text)
         assert free > 0
         assert 1 <= positions.min() <= positions.max() <= first
         outs: list[Array] = []
@@ -249,25 +267,23 @@ class Context:
             outs.append(out)
             for tap in taps:
                 tapped[tap].append(states[tap])
-        return _concatenate(outs), {tap: _concatenate(parts) for tap, parts in tapped.items()}
+        return concatenate(outs), {tap: concatenate(parts) for tap, parts in tapped.items()}
 
     def score(self, texts: Sequence[Text], drafts: Sequence[Draft]) -> list[Array]:
         """One full pass over pending and draft tokens; per text the target's logits [len(draft) + 1, V].
 
         Rows whose states the draft kept join at the layer where it left; the others start at layer 0.
         """
-        tokens = [
-            token for text, draft in zip(texts, drafts, strict=True) for token in (text.pending, *draft.tokens)
-        ]
+        tokens = [(text.pending, *draft.tokens) for text, draft in zip(texts, drafts, strict=True)]
         rows = _rows(texts, drafts)
         watch = Watch(drafts)
         if all(draft.hidden is None for draft in drafts):
-            hidden, seen = self._run(
-                self.runtime.embed(tokens, rows.positions), self.full, rows, watch.within(self.full)
-            )
+            flat = [token for own in tokens for token in own]
+            entering = self.runtime.embed(flat, rows.positions)
+            hidden, seen = self._run(entering, self.full, rows, watch.within(self.full))
             watch.saw(seen, range(len(rows)))
         else:
-            hidden = self._resume(tokens, drafts, rows, watch)
+            hidden = self._resume(self.full, tokens, drafts, rows, watch)
         logits = self.runtime.logits(hidden)
         edges = list(accumulate((len(draft) + 1 for draft in drafts), initial=0))
         scored = [logits[start:stop] for start, stop in pairwise(edges)]
@@ -295,11 +311,11 @@ class Context:
     def _embed(self, tokens: Sequence[int], order: Integers, rows: Rows) -> Array:
         return self.runtime.embed([tokens[r] for r in order], rows.positions[order])
 
-    def _span(self, start: int, stop: int) -> LayerPlan:
-        """Layers ``[start, stop)`` of the full model, made once: a plan sorts its steps."""
-        if (start, stop) not in self._spans:
-            self._spans[start, stop] = self.full.span(start, stop)
-        return self._spans[start, stop]
+    def _span(self, plan: LayerPlan, start: int, stop: int) -> LayerPlan:
+        """Layers ``[start, stop)`` of a plan, made once: a plan sorts its steps."""
+        if (plan, start, stop) not in self._spans:
+            self._spans[plan, start, stop] = plan.span(start, stop)
+        return self._spans[plan, start, stop]
 
     def _run(
         self, hidden: Array, plan: LayerPlan, rows: Rows, taps: Sequence[SubLayer] = ()
@@ -307,24 +323,38 @@ class Context:
         self.count(rows.slots.tolist(), plan.row_layers)
         return self.runtime.run(hidden, plan, rows, self.cache, taps)
 
-    def _resume(self, tokens: list[int], drafts: Sequence[Draft], rows: Rows, watch: Watch) -> Array:
-        """Run all rows to the last layer, those that have kept states from the layer of their draft."""
-        starts = np.asarray([start for draft in drafts for start in draft.starts])
-        kept = [draft.hidden[: len(draft) + 1] for draft in drafts if draft.hidden is not None]
-        return self._run_from(tokens, starts, kept, rows, watch)
+    def _resume(
+        self,
+        plan: LayerPlan,
+        tokens: Sequence[Sequence[int]],
+        drafts: Sequence[Draft],
+        rows: Rows,
+        watch: Watch,
+    ) -> Array:
+        """Run rows to the end of a plan, those that have kept states from the layer of their draft."""
+        starts = np.asarray(
+            [start for own, draft in zip(tokens, drafts, strict=True) for start in padded(draft.starts, len(own))]
+        )
+        kept = [
+            draft.hidden[: len(own)] for own, draft in zip(tokens, drafts, strict=True) if draft.hidden is not None
+        ]
+        return self._run_from(plan, [token for own in tokens for token in own], (starts, kept), rows, watch)
 
-    def _run_from(self, tokens: list[int], starts: Integers, kept: list[Array], rows: Rows, watch: Watch) -> Array:
-        """Run each row from its start layer to the last; ``kept`` holds the states of those that start later."""
+    def _run_from(
+        self, plan: LayerPlan, tokens: list[int], begun: tuple[Integers, list[Array]], rows: Rows, watch: Watch
+    ) -> Array:
+        """Run each row from its start layer to the last of a plan; ``begun``: starts, states of those above 0."""
+        starts, kept = begun
         later = np.flatnonzero(starts > 0)
         order = np.flatnonzero(starts == 0)
         hidden = self._embed(tokens, order, rows) if len(order) else None
-        states = _concatenate(kept) if kept else None
-        for start, stop in pairwise(sorted({0, *starts.tolist(), self.full.num_layers})):
+        states = concatenate(kept) if kept else None
+        for start, stop in pairwise(sorted({0, *starts.tolist(), plan.steps[-1].layer + 1})):
             if start > 0:
                 joining = np.flatnonzero(starts[later] == start)
-                hidden, order = _merge(hidden, order, _select(states, joining), later[joining])
+                hidden, order = merge(hidden, order, select(states, joining), later[joining])
             if hidden is not None:
-                span = self._span(start, stop)
+                span = self._span(plan, start, stop)
                 hidden, seen = self._run(hidden, span, rows.take(order), watch.within(span))
                 watch.saw(seen, order.tolist())
         return hidden
@@ -346,22 +376,3 @@ def _rows(texts: Sequence[Text], drafts: Sequence[Draft]) -> Rows:
         follows = range(-1, len(draft) - 1) if draft.parents is None else draft.parents
         parents += [-1, *(root + 1 + parent for parent in follows)]
     return Rows.trees(slots, cells, parents)
-
-
-def _concatenate(arrays: list[Array]) -> Array:
-    return arrays[0] if len(arrays) == 1 else namespace(arrays[0]).concat(arrays, axis=0)
-
-
-def _select(array: Array, rows: Integers) -> Array:
-    """The given rows of ``array`` [R, ...]; the array itself when that is all of them in order."""
-    whole = len(rows) == array.shape[0] and np.array_equal(rows, np.arange(len(rows)))
-    return array if whole else array[rows.tolist()]
-
-
-def _merge(hidden: Array | None, order: Integers, states: Array, joining: Integers) -> tuple[Array, Integers]:
-    """Put two sets of rows together in ascending row order."""
-    if hidden is None:
-        return states, joining
-    both = np.concatenate([joining, order])
-    ascending = np.argsort(both)
-    return _select(_concatenate([states, hidden]), ascending), both[ascending]

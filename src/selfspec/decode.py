@@ -99,10 +99,17 @@ class Loop:
         drafts = self._propose(groups)
         drafted_at, drafted = self._now(), context.row_layers.copy()
         commits: list[Commit] = []
-        scored = context.score(list(drafts), list(drafts.values())) if drafts else []
+        waits = self._during(groups, drafts)
+        try:
+            scored = context.score(list(drafts), list(drafts.values())) if drafts else []
+        finally:
+            verified = context.row_layers.copy()
+            for drafter, wait in waits.items():
+                with _errors_of(groups[drafter]):
+                    wait()
         costs = [
-            (middle - first, last - middle)
-            for first, middle, last in zip(before, drafted, context.row_layers, strict=True)
+            (middle - first + ahead - last, last - middle)
+            for first, middle, last, ahead in zip(before, drafted, verified, context.row_layers, strict=True)
         ]
         for (text, draft), rows in zip(drafts.items(), scored, strict=True):
             with _errors_of([text]):
@@ -149,6 +156,18 @@ class Loop:
                 assert all(len(draft.widths) <= gamma for draft, gamma in zip(found, gammas, strict=True))
                 drafts |= zip(texts, found, strict=True)
         return {text: drafts[text] for text in self._drafters if text in drafts}
+
+    def _during(
+        self, groups: dict[Drafter, list[Text]], drafts: dict[Text, Draft]
+    ) -> dict[Drafter, Callable[[], None]]:
+        """Let drafters begin what they do during a verification; what waits for it."""
+        waits: dict[Drafter, Callable[[], None]] = {}
+        for drafter, texts in groups.items():
+            own = [text for text in texts if text in drafts]
+            with _errors_of(own):
+                if own and (wait := drafter.during(self._context, own, [drafts[text] for text in own])):
+                    waits[drafter] = wait
+        return waits
 
     def _leave(self, text: Text) -> None:
         drafter = self._drafters.pop(text)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Ask = str | Sequence[int] | Mapping[str, Any]  # one request of a batch
 Opener = Callable[..., Loaded]  # of a model, None for the engine's own, with keywords that say where it runs
-DEFAULT_DRAFT = "ngram"
+DEFAULT_DRAFT = "auto"
 DEFAULT_SLOTS = 8
 T = TypeVar("T")
 _REQUEST_FIELDS = frozenset(f.name for f in fields(Request))
@@ -63,7 +63,9 @@ class Engine:
         self._kept: dict[Hashable, Any] = {}
         self._keeping = RLock()
         self._defaults: dict[str, Any] = {"draft": DEFAULT_DRAFT}
-        self._kinds: dict[str, type[Drafter]] = {}  # finding one reads the metadata of all packages
+        self._kinds: dict[
+            str, tuple[type[Drafter], dict[str, Any]]
+        ] = {}  # finding one reads the metadata of all packages
         self._defaults = self._over(self._defaults, options)
         request, _ = self._ask(self._defaults)  # a wrong option is an error now, not at the first prompt
         request.sampling(self.config, self.tokenizer, 1)
@@ -197,16 +199,19 @@ class Engine:
         if request.stops and self.tokenizer is None:
             raise OptionError("stop needs a tokenizer, and this engine has none")
         try:
-            return request, drafters.create(self._kind(options["draft"]), self.config, rest, self)
+            kind, within = self._kind(options["draft"])
+            return request, drafters.create(
+                kind, self.config, drafters.over(str(options["draft"]), within, rest), self
+            )
         except OptionError as error:
             raise _with_request_options(error, rest) from None
 
-    def _kind(self, draft: Any) -> Any:
-        """The class of a drafter's name; what is no name as it is."""
+    def _kind(self, draft: Any) -> tuple[Any, dict[str, Any]]:
+        """The class of a drafter's name, and the options that are written in it; what is no name as it is."""
         if not isinstance(draft, str):
-            return draft
+            return draft, {}
         if draft not in self._kinds:
-            self._kinds[draft] = drafters.drafter_class(draft)
+            self._kinds[draft] = drafters.resolve(draft)
         return self._kinds[draft]
 
     def encode(

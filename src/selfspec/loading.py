@@ -12,6 +12,9 @@ from selfspec.drafters.base import Loaded
 from selfspec.engine import Engine
 from selfspec.errors import OptionError, RuntimeMissingError, UnsupportedModelError
 from selfspec.model import EMBEDDED, Tokenizer, config_of, find_checkpoint
+from selfspec.model.load import packed_folder
+from selfspec.model.packed_folder import only_native
+from selfspec.model.reading import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +41,9 @@ def load(
     Parameters
     ----------
     model
-        ``"smollm2-135m"`` (the embedded model), ``"gemma3-270m"``, a Hugging Face folder, a ``.gguf`` file, a
-        hub id, or a transformers model object, whose parameter tensors are then shared, not copied.
+        ``"smollm2-135m"`` (the embedded model), ``"gemma3-270m"``, a Hugging Face folder, a ``.gguf`` file, the
+        ``model`` folder of a bundle, a hub id, or a transformers model object, whose parameter tensors are then
+        shared, not copied.
     tokenizer
         Only with a model object: its fast tokenizer. Without one, prompts are token ids.
     runtime
@@ -107,6 +111,21 @@ def _open(model: Any, runtime: str, placed: dict[str, Any], told: tuple[Any, Any
     return Loaded(made, checkpoint.tokenizer, checkpoint.name, checkpoint.fingerprint)
 
 
+def _bound(model: Any, runtime: str, given: list[str]) -> str:
+    """The runtime that was asked for; for a folder of packed weights, which only the native core reads, "cpu"."""
+    found = packed_folder(model)
+    if found is None or runtime not in RUNTIMES:
+        return runtime
+    if runtime == "torch" or not set(given).isdisjoint(_TORCH_ONLY):
+        raise only_native(found)
+    if not has_native():
+        raise RuntimeMissingError(
+            f"{quoted(found)} holds weights packed for the native core, which is not built in this installation: "
+            "install selfspec from a wheel, or with a C++20 compiler"
+        )
+    return "cpu"
+
+
 def _on_cpu(model: Any, placed: dict[str, Any], told: tuple[Any, Any]) -> Loaded:
     from selfspec.runtime.cpu import CpuRuntime
     from selfspec.runtime.packed import find_packed
@@ -133,7 +152,7 @@ def runtime_for(model: str | os.PathLike[str], runtime: str, given: list[str]) -
     The second text is what the native core lacks, where torch stands in for it, else "". Raises OptionError and
     UnsupportedModelError as `load`.
     """
-    chosen = _choose(runtime, given, False)
+    chosen = _choose(_bound(model, runtime, given), given, False)
     missing = _lacking(model) if chosen == "cpu" else ""
     if missing and (runtime == "cpu" or given):
         without = f" without {' and '.join(given)}" if given else ""

@@ -278,8 +278,8 @@ def draft_buffers(config: ModelConfig, drafter: Drafter, sampling: Sampling, hid
     float64 per token. A chain has γ tokens, a comb γ·(1 + siblings). Where exits are watched, a state and logits
     for each of them and each row of the chain, the pending one too.
     """
-    most = drafter.options.most_tokens
     gamma, plans = drafter.options.gamma, [part.plan for part in drafter.parts]
+    most = drafter.most_tokens
     keeps = any(plan is not None and plan.shared_prefix for plan in plans)
     sampled = drafter.samples and drafter.draws and not (sampling.is_greedy or sampling.coupled)
     logits_bytes = max(4, hidden_bytes)

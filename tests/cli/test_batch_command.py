@@ -20,7 +20,8 @@ LINES = [
     {"prompt": "x", "draft": "early_exit", "exit_layer": 2, "gamma": 2, "max_new_tokens": 3},
     {"prompt": [7, 8, 9], "id": 12},
 ]
-FLAGS = ["--dtype", "float64", "--max-new-tokens", "12", "--ignore-eos", "--slots", "3", "--no-adaptive"]
+FLAGS = ["--dtype", "float64", "--max-new-tokens", "12", "--ignore-eos", "--slots", "3"]
+FLAGS += ["--draft", "ngram", "--no-adaptive"]  # counts that no clock moves
 
 
 def written(path, lines):
@@ -85,6 +86,19 @@ def test_json_is_one_document_with_the_sums(batch):
 def openai(line_id="a", **body):
     body = {"messages": [{"role": "user", "content": "hi"}], **body}
     return {"custom_id": line_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def test_explain_sums_what_was_decided(batch):
+    """Guards --explain: a table of all texts, and of each in its result; another drafter has none."""
+    lines = [{"prompt": "hello"}, {"prompt": "hi", "draft": "plain"}, {"prompt": "abcabc"}]
+    result, found, _ = batch(lines, "--draft", "auto", "--adaptive", "--explain")
+    assert [line["explanation"] is None for line in found] == [False, True, False]
+    rounds = sum(line["explanation"]["rounds"] for line in (found[0], found[2]))
+    assert f" of {rounds} rounds of 2 texts drafted" in result.stderr
+    for i, choice in enumerate(found[0]["explanation"]["choices"]):
+        both = choice["rounds"] + found[2]["explanation"]["choices"][i]["rounds"]
+        (row,) = (line.split() for line in result.stderr.splitlines() if line.split()[0] == choice["drafter"])
+        assert row[1] == str(both)
 
 
 def test_the_arguments_of_tool_calls_are_objects():

@@ -121,8 +121,7 @@ def first_row_only(text, draft, rows):
     """Processors run once per block: the other rows keep their logits."""
 
     def law(row):
-        bare = text.sampling.for_drafts
-        return text.law(rows[row], draft.before(row)) if row == 0 else text._law(rows[row], draft.before(row), bare)
+        return (text.draft_law if row else text.law)(rows[row], draft.before(row))
 
     return law
 

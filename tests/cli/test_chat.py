@@ -45,6 +45,14 @@ def test_json_has_one_document_with_all_turns(talk):
     assert not any(turn["interrupted"] for turn in document["turns"])
 
 
+def test_explain_shows_what_was_decided_for_each_answer(talk):
+    """Guards --explain: a table before each summary, the same in the document, and a refusal for other drafters."""
+    assert talk("hello\nagain", "--explain").stderr.count("α by position") == 2
+    document = json.loads(talk("hello", "--json", "--explain").stdout)
+    assert document["turns"][0]["explanation"]["choices"][0]["drafter"] == "plain"
+    assert "add --draft auto" in talk("hello", "--draft", "ngram", "--explain").stderr
+
+
 def test_an_empty_pipe_is_an_empty_chat(talk):
     """Guards the end of input as the first thing."""
     result = talk("", "--json")

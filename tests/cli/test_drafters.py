@@ -99,7 +99,7 @@ def test_a_plug_in_brings_its_flags(call, refused, tiny, monkeypatch):
         assert result.exit_code == 0, result.stderr
     assert list(dict.fromkeys(Echo.made)) == [EchoOptions(), EchoOptions(volume=3, mood="loud", is_odd=False)]
     assert "not a valid integer" in refused("generate", "hello", "--draft", "echo", "--volume", "x")
-    assert "'ngram' has no --mood; it has --gamma" in refused("generate", "hello", "--mood", "loud")
+    assert "'auto' has no --mood; it has --gamma" in refused("generate", "hello", "--mood", "loud")
     fresh_generate(monkeypatch)
 
 

@@ -166,12 +166,13 @@ def test_show_drafts_marks_without_changing_the_text(call, tiny):
         (["hello", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["hello", "--draft", "oracle"], "drafter is 'oracle'; it must be one of"),
         (["hello", "--draft", "scripted"], "the scripted drafter needs script="),
-        (["hello", "--exit-layer", "3"], "drafter 'ngram' has no --exit-layer; it has --gamma,"),
+        (["hello", "--exit-layer", "3"], "drafter 'auto' has no --exit-layer; it has --gamma,"),
+        (["hello", "--exit-layer", "3"], "early_exit would have --exit-layer: add --draft early_exit"),
         (["hello", "--draft", "plain", "--max-ngram", "3"], "drafter 'plain' has no --max-ngram; it has"),
         (["hello", "--draft", "early_exit", "--exit-layer", "0"], "exit layer is 0; this model has 4 layers"),
         (["hello", "--draft", "early_exit", "--exit-layer", "4"], "exit layer is 4; this model has 4 layers"),
         (["hello", "--draft", "early_exit", "--exit-layer", "-1"], "exit layer is -1"),
-        (["hello", "--min-ngram", "9"], "min_ngram is 9 and max_ngram 5"),
+        (["hello", "--draft", "ngram", "--min-ngram", "9"], "min_ngram is 9 and max_ngram 5"),
         ([""], "the prompt is empty"),
         ([" \n"], "the prompt is empty"),
         ([], "no prompt; give one of PROMPT, - (stdin) or --prompt-file FILE"),
@@ -325,6 +326,7 @@ def test_explain_shows_what_was_decided(call, refused, tiny):
     found = json.loads(call(*flags, "--explain", "--json").stdout)["explanation"]
     assert [choice["drafter"] for choice in found["choices"]][:2] == ["plain", "suffix"]
     assert sum(choice["rounds"] for choice in found["choices"]) == found["rounds"]
-    for other in ([], ["--draft", "ngram"]):
-        assert "add --draft auto" in refused(*flags[:-2], *other, "--explain")
+    assert call(*flags[:-2], "--explain").stderr.count("suffix") == 1  # the default, too
+    assert "suffix" in call(*flags[:-1], "auto:candidates=(suffix,ngram)", "--explain").stderr
+    assert "add --draft auto" in refused(*flags[:-2], "--draft", "ngram", "--explain")
     assert "explanation" not in json.loads(call(*flags, "--json").stdout)

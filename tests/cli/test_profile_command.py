@@ -55,8 +55,8 @@ def test_one_document(profile):
     assert found["left_out"] == {}
 
 
-def test_a_file_is_gone_on_with(profile, tmp_path, monkeypatch):
-    """Guards --out: what is there is kept, another budget, check or number of pairs goes on with it."""
+def test_a_file_is_gone_on_with(profile, call, tiny, tmp_path, monkeypatch):
+    """Guards --out: what is there is kept, another budget, check or number of pairs goes on; auto reads it."""
     out = tmp_path / "profile.json"
     first = profile("--out", out, "--check", 0, "--json")
     assert first.exit_code == 0, first.output
@@ -75,6 +75,11 @@ def test_a_file_is_gone_on_with(profile, tmp_path, monkeypatch):
     now = json.loads(out.read_text())
     assert {**now["units"], "checks": {}} == {**kept["units"], "checks": {}}
     assert len(now["units"]["checks"]) == 2
+    using = ("generate", "hello", "--model", tiny, "--profile", out, "--max-new-tokens", 4)
+    for more, is_other in (((), False), (("--bits", 8), True)):
+        result = call(*using, *more)
+        assert result.exit_code == 0, result.output
+        assert ("with another fingerprint and precision" in result.stderr) is is_other
     assert {path.name for path in tmp_path.iterdir()} == {"data.jsonl", "profile.json"}, "nothing is left aside"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from selfspec.drafters.specs import with_commas
 from selfspec.errors import OptionError
 from selfspec.measure.rivals import check_rivals
 from selfspec.measure.settings import BenchOptions
@@ -87,6 +88,28 @@ def test_settings_are_checked(options):
     """Guards a long run against a value that makes no sense."""
     with pytest.raises(OptionError, match="it must be"):
         BenchOptions(**options)
+
+
+def test_a_value_in_parentheses_may_have_commas_and_colons():
+    """Guards candidates with options of their own; elsewhere parentheses belong to the name of a file."""
+    from selfspec.drafters.auto import Auto
+
+    label = "auto:candidates=(suffix,quantized:draft_bits=4):gamma=5"
+    first, second = parse_specs(f"plain,{label}")
+    assert (first.label, second.label) == ("plain", label)
+    assert second.options(Auto.Options) == {"candidates": "suffix,quantized:draft_bits=4", "gamma": 5}
+    assert [spec.given for spec in parse_specs("a:file=x(1).txt,b:file=y")] == [
+        (("file", "x(1).txt"),),
+        (("file", "y"),),
+    ]
+
+
+def test_a_plus_joins_entries_only_before_a_name():
+    """Guards files with a + in their name among the candidates of auto."""
+    names = ["suffix", "ngram"]
+    assert with_commas("suffix+ngram:gamma=2+suffix", names) == "suffix,ngram:gamma=2,suffix"
+    for alone in ("suffix:corpus=c++.txt", "suffix:corpus=a+suffixes.txt", "suffix:corpus=a+ngrams"):
+        assert with_commas(alone, names) == alone
 
 
 def test_an_empty_list_is_no_column():

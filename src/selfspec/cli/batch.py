@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,16 @@ from selfspec.cli.asking import Asked, asked
 from selfspec.cli.flags import ModelCommand, unwrapped, wrapping
 from selfspec.cli.journal import Journal, opened, partial_of
 from selfspec.cli.opening import open_engine
-from selfspec.cli.output import emit_json, examples, note, progress
+from selfspec.cli.output import (
+    combined,
+    emit_json,
+    examples,
+    explaining,
+    explanation,
+    note,
+    progress,
+    require_controller,
+)
 from selfspec.cli.reading import read_file, stdin
 from selfspec.engine import DEFAULT_SLOTS
 from selfspec.errors import OptionError
@@ -24,7 +33,6 @@ if TYPE_CHECKING:
 
     from selfspec.engine import Engine
     from selfspec.request import Completion
-    from selfspec.rounds import Stats
 
 EXIT_FAILED = 1
 
@@ -41,18 +49,22 @@ _EXAMPLES = examples(
 @click.option("--slots", type=int, default=DEFAULT_SLOTS, help=f"Most texts at once.  [default: {DEFAULT_SLOTS}]")
 @click.option("--overwrite", is_flag=True, help="Start anew: replace OUT, and drop an unfinished run.")
 @wrapping
+@explaining
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document with the sums on stdout.")
-def command(source: str, target: str, slots: int, overwrite: bool, as_json: bool, **options: Any) -> None:
+def command(
+    source: str, target: str, slots: int, overwrite: bool, as_json: bool, explain: bool, **options: Any
+) -> None:
     """Answer every line of IN (`-` is stdin) and write the results to OUT, in the same order.
 
     A line of IN is a JSON object: `prompt` or `messages`, perhaps an `id`, and options of its own (`seed`,
     `temperature`, `stop`, `draft`, `gamma`, ...) in the names of Python; the flags are for lines without. The
     lines of OpenAI batch files (`custom_id`, `body`) are understood too. A line of OUT has `line`, `id`, and the
-    fields of `generate --json`, or an `error` with `type` and `message`.
+    fields of `generate --json`, or an `error` with `type` and `message`; with --explain also the `explanation`.
 
     Results are kept in OUT.partial as they come, and OUT appears when all are there. After a kill or Ctrl-C, run
     the same command again: only what is missing is done. Exit code 1 if some lines failed.
     """
+    require_controller(explain, options["draft"])
     if slots < 1:
         raise OptionError(f"--slots is {slots}; it must be at least 1")
     out = Path(target)
@@ -63,13 +75,15 @@ def command(source: str, target: str, slots: int, overwrite: bool, as_json: bool
     options = unwrapped(options)
     engine = open_engine(options)
     lines = list(asked(raw, {str(options["model"]), engine.name}))
+    said = {"explain": True} if explain else {}
     identity = {
         "input": hashlib.sha256(raw).hexdigest(),
         "model": [engine.fingerprint, engine.runtime.name, engine.runtime.precision],
-        "options": {name: value for name, value in options.items() if name != "model" and value not in (None, ())},
+        "options": {name: value for name, value in options.items() if name != "model" and value not in (None, ())}
+        | said,
     }
     with opened(out, identity, overwrite) as journal:
-        sums = _Sums(len(journal))
+        sums = _Sums(len(journal), explain)
         try:
             _answer(engine, lines, journal, slots, sums)
         except KeyboardInterrupt:
@@ -102,15 +116,19 @@ class _Sums:
     """What this run did: its texts together."""
 
     resumed: int
+    explains: bool
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
     seconds: float = 0.0
+    explanations: list[Mapping[str, Any]] = field(default_factory=list)
 
-    def add(self, stats: Stats) -> None:
-        self.tokens += stats.tokens
-        self.drafted += stats.drafted
-        self.accepted += stats.accepted
+    def add(self, found: Completion) -> None:
+        self.tokens += found.stats.tokens
+        self.drafted += found.stats.drafted
+        self.accepted += found.stats.accepted
+        if self.explains and found.explanation:
+            self.explanations.append(found.explanation)
 
     @property
     def tokens_per_second(self) -> float:
@@ -137,17 +155,18 @@ def _answer(engine: Engine, lines: Sequence[Asked], journal: Journal, slots: int
                 good.append((line, line.request))
         for index, found in engine.batch([request for _, request in good], slots=slots):
             line = good[index][0]
-            journal.add(line.number, _result(line, found))
+            journal.add(line.number, _result(line, found, sums.explains))
             if not isinstance(found, Exception):
-                sums.add(found.stats)
+                sums.add(found)
             sums.seconds = time.perf_counter() - began
             advance(1)
 
 
-def _result(line: Asked, found: Completion | Exception) -> dict[str, Any]:
+def _result(line: Asked, found: Completion | Exception, explains: bool = False) -> dict[str, Any]:
     """What OUT says about a line."""
     if not isinstance(found, Exception):
-        return {"id": line.id, **found.to_dict()}
+        said = {"explanation": found.explanation} if explains else {}
+        return {"id": line.id, **found.to_dict(), **said}
     return {"id": line.id, "error": {"type": type(found).__name__, "message": " ".join(str(found).split())}}
 
 
@@ -169,4 +188,6 @@ def _report(sums: _Sums, texts: int, failed: int, as_json: bool) -> None:
                 "acceptance_rate": sums.acceptance_rate,
             }
         )
+    if sums.explanations:
+        note(explanation(combined(sums.explanations)))
     note(" · ".join(parts))

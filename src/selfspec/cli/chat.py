@@ -11,7 +11,7 @@ import click
 
 from selfspec.cli.flags import ModelCommand
 from selfspec.cli.opening import open_engine
-from selfspec.cli.output import emit_json, examples, note, summary
+from selfspec.cli.output import emit_json, examples, explaining, explanation, note, require_controller, summary
 from selfspec.cli.reading import decoded, stdin
 from selfspec.errors import PromptError, SelfspecError
 
@@ -39,13 +39,15 @@ _EXAMPLES = examples(
     is_flag=True,
     help="Print no answers, but one JSON document with all turns at the end.",
 )
-def command(system: str | None, as_json: bool, **options: Any) -> None:
+@explaining
+def command(system: str | None, as_json: bool, explain: bool, **options: Any) -> None:
     """Talk with a model. One line is one message; /exit, /reset and /help are commands.
 
     Ctrl-C stops the answer that is being written and keeps the conversation. Over a pipe there is no
     prompt, and the first error ends the chat.
     """
-    chat = _Chat(open_engine(options), system, as_json)
+    require_controller(explain, options["draft"])
+    chat = _Chat(open_engine(options), system, as_json, explain)
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
     if is_terminal:
         note(_HELP)
@@ -89,10 +91,11 @@ def _typed(as_json: bool) -> Iterator[str]:
 class _Chat:
     """The conversation, and the record of its turns."""
 
-    def __init__(self, engine: Engine, system: str | None, as_json: bool) -> None:
+    def __init__(self, engine: Engine, system: str | None, as_json: bool, explain: bool) -> None:
         self._engine = engine
         self._system = system
         self._as_json = as_json
+        self._explain = explain
         self._number = 0
         self._conversation = engine.chat(system)
         self._turns: list[dict[str, Any]] = []
@@ -143,6 +146,10 @@ class _Chat:
                 click.echo()
         turn: dict[str, Any] = {"conversation": self._number, "prompt": line, "interrupted": not is_complete}
         turn |= stream.completion.to_dict() if is_complete else {"text": "".join(pieces)}
+        if is_complete and self._explain and (found := stream.completion.explanation):
+            turn["explanation"] = found
+            if not self._as_json:
+                note(explanation(found))
         self._turns.append(turn)
         note(summary(stream.completion) if is_complete else "stopped")
 

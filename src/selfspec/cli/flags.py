@@ -291,7 +291,7 @@ def draft_flags(default: str) -> list[Flag]:
         "--draft",
         metavar="DRAFTER",
         section="Drafting",
-        help=f"Who drafts; `selfspec drafters` lists them.{_default(default)}",
+        help=f"Who drafts, or a chain ('suffix>early_exit'); `selfspec drafters` lists them.{_default(default)}",
     )
     flags = {"draft": who}
     for name, drafter in _installed():
@@ -383,13 +383,17 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_draft(draft: str, options: Mapping[str, Any]) -> None:
     """Before the model is loaded, in the spelling of the command line."""
-    from selfspec.drafters import drafter_class
+    from selfspec.drafters import over, resolve
     from selfspec.modes import refuse_unverifiable
 
-    drafter = drafter_class(draft)
+    drafter, within = resolve(draft)
     known = [field.name for field in described(drafter.Options)]
     if unknown := [name for name in options if name not in known]:
         refuse_unverifiable(unknown)
         theirs, ours = (", ".join(map(flag_name, names)) for names in (unknown, known))
-        raise OptionError(f"drafter {draft!r} has no {theirs}; it has {ours}")
-    drafter.Options(**options)
+        have = [
+            name for name, cls in _installed() if {*unknown} <= {field.name for field in described(cls.Options)}
+        ]
+        hint = f", and {', '.join(have)} would have {theirs}: add --draft {have[0]}" if have else ""
+        raise OptionError(f"drafter {draft!r} has no {theirs}; it has {ours}{hint}")
+    drafter.Options(**over(draft, within, dict(options)))

@@ -9,7 +9,17 @@ import click
 
 from selfspec.cli.flags import ModelCommand, unwrapped, wrapping
 from selfspec.cli.opening import open_engine
-from selfspec.cli.output import Painter, emit_json, examples, explanation, has_colours, note, summary
+from selfspec.cli.output import (
+    Painter,
+    emit_json,
+    examples,
+    explaining,
+    explanation,
+    has_colours,
+    note,
+    require_controller,
+    summary,
+)
 from selfspec.cli.reading import read_prompt
 
 if TYPE_CHECKING:
@@ -32,7 +42,7 @@ _EXAMPLES = examples(
 @click.option("--prompt-file", metavar="FILE", help="Read the prompt from a file (UTF-8).")
 @wrapping
 @click.option("--show-drafts", is_flag=True, help="Mark the tokens that were drafted and accepted.")
-@click.option("--explain", is_flag=True, help="Show what the controller (auto) decided, and from which numbers.")
+@explaining
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the text.")
 def command(
     prompt: str | None,
@@ -49,8 +59,7 @@ def command(
     """
     if as_json and show_drafts:
         raise click.UsageError("--show-drafts marks the text, and --json prints none; give one of them")
-    if explain and options["draft"] != "auto":
-        raise click.UsageError("--explain shows what auto decided, and another drafter drafts; add --draft auto")
+    require_controller(explain, options["draft"])
     text = read_prompt(prompt, prompt_file)
     stream = open_engine(unwrapped(options)).stream(text)
     if not as_json:

@@ -7,7 +7,8 @@ import math
 import os
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from selfspec.request import Chunk, Completion
+
+Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
 def emit_json(document: object) -> None:
@@ -155,6 +158,36 @@ def explanation(found: Mapping[str, Any]) -> str:
             ]
         )
     return f"{table(rows)}\n{found['verdict']}"
+
+
+def explaining(function: Function) -> Function:
+    """The flag that shows what the controller decided; `require_controller` checks it."""
+    text = "Show what the controller (auto) decided, and from which numbers."
+    return click.option("--explain", is_flag=True, help=text)(function)
+
+
+def require_controller(explain: bool, draft: str | None) -> None:
+    """Raise UsageError for --explain with another drafter, which decides nothing."""
+    from selfspec.engine import DEFAULT_DRAFT
+
+    if explain and (draft or DEFAULT_DRAFT).partition(":")[0] != "auto":
+        raise click.UsageError("--explain shows what auto decided, and another drafter drafts; add --draft auto")
+
+
+def combined(explanations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `auto` decided in several texts: the counts of each candidate, without what it expected of them."""
+    choices: dict[str, dict[str, Any]] = {}
+    for choice in (choice for found in explanations for choice in found["choices"]):
+        empty = {"drafter": choice["drafter"], "rounds": 0, "probes": 0, "measured_tokens_per_second": None}
+        lists: dict[str, Any] = {"drafted_per_position": [], "accepted_per_position": []}
+        line = choices.setdefault(choice["drafter"], empty | lists)
+        for name in ("rounds", "probes"):
+            line[name] += choice[name]
+        for name in lists:
+            line[name] = [a + b for a, b in zip_longest(line[name], choice[name], fillvalue=0)]
+    rounds, plain = (sum(line["rounds"] for line in lines) for lines in (choices.values(), [choices["plain"]]))
+    verdict = f"{rounds - plain} of {rounds} rounds of {len(explanations)} texts drafted"
+    return {"rounds": rounds, "choices": list(choices.values()), "verdict": verdict}
 
 
 class Painter:

@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from selfspec.drafters.base import Drafter, Host
+from selfspec.drafters.specs import is_spec, parse_specs
 from selfspec.errors import OptionError
 from selfspec.modes import refuse_unverifiable
 
@@ -54,6 +55,28 @@ def option_names(cls: type[Drafter]) -> list[str]:
     return [f.name for f in fields(cls.Options)]
 
 
+def resolve(draft: str) -> tuple[type[Drafter], dict[str, Any]]:
+    """The class of what a user calls a drafter, and the options that are part of it.
+
+    That is a name, or a name with options or a chain (`specs`). Raises OptionError as `drafter_class`, and for
+    options that the drafter does not have.
+    """
+    if not isinstance(draft, str) or not is_spec(draft):
+        return drafter_class(draft), {}
+    specs = parse_specs(draft)
+    if len(specs) != 1:
+        raise OptionError(f"draft is {draft!r}; it must be one drafter, or a chain such as suffix>early_exit")
+    cls = drafter_class(specs[0].name)
+    return cls, specs[0].options(cls.Options)
+
+
+def over(draft: str, within: dict[str, Any], beside: dict[str, Any]) -> dict[str, Any]:
+    """The options in the name of a drafter, and those beside it. Raises OptionError for one that is in both."""
+    if twice := [name for name in within if name in beside]:
+        raise OptionError(f"{twice[0]} is in {draft!r} and given beside it; give it once")
+    return within | beside
+
+
 def create(
     draft: str | type[Drafter] | Drafter, config: ModelConfig, options: dict[str, Any], host: Host | None = None
 ) -> Drafter:
@@ -76,7 +99,11 @@ def _made(draft: str | type[Drafter] | Drafter, config: ModelConfig, options: di
         if draft.config != config:
             raise OptionError(f"the drafter {draft.name!r} was made for another model")
         return draft
-    cls = draft if isinstance(draft, type) else drafter_class(draft)
+    if isinstance(draft, type):
+        cls = draft
+    else:
+        cls, within = resolve(draft)
+        options = over(draft, within, options)
     if unknown := [name for name in options if name not in option_names(cls)]:
         refuse_unverifiable(unknown)
         raise OptionError(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from selfspec.context import Context, Text
     from selfspec.drafters.early_exit import EarlyExitOptions
     from selfspec.model.config import ModelConfig
+    from selfspec.types import Distribution
     from selfspec.watch import Watched
 
 WARM_UP = 4
@@ -38,7 +39,7 @@ class _Climb(Growing):
     """
 
     def __init__(self, options: EarlyExitOptions, text: Text, choice: Choice, watch: tuple[int, ...]) -> None:
-        super().__init__(options, text, choice.gamma)
+        super().__init__(options, text, choice.gamma, Draft())
         self.ladder, self.watch = choice.ladder, watch
         self.length = len(text.tokens)
         self.layers: list[int] = []
@@ -193,10 +194,12 @@ class AdaptiveExit(StepDrafter):
                 climb.passed[row, stop] = climb.kept[row]
                 climb.passed |= {(row, layer): states[i : i + 1] for layer, states in tapped.items()}
 
-    def _grow(self, chain: Growing, logits: Array) -> bool:
+    def _grow(
+        self, chain: Growing, logits: Array, guess: int | None = None, guessed_from: Distribution | None = None
+    ) -> bool:
         """As every draft that grows, unless no rung was cleared."""
         assert isinstance(chain, _Climb)
-        return chain.cleared and super()._grow(chain, logits)
+        return chain.cleared and super()._grow(chain, logits, guess, guessed_from)
 
     def finish(self, chain: Growing) -> Draft:
         """The draft, each row with the state that it has, to be watched."""

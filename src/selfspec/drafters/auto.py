@@ -6,14 +6,15 @@ less than plain decoding gives: of repeated choices, the one with the largest E 
 long run (Dinkelbach 1967). γ = 0 is worth 0. With several texts in one pass λ is the rate of all of them, so a row
 has to bring more the more texts share the pass.
 
-E comes from discounted counts of what was right, per drafter and depth of the draft, or per chance where the
-drafter states it (`evidence`); t from the clock of the loop. Decisions see tokens that have been committed, drafts
-that have been judged and times that have passed, never a random number that is still to be used, so the law of the
-text is that of plain decoding.
+E comes from discounted counts of what was right, per drafter and depth of the draft, or from what the drafter says
+of its draft, times how honest it was (`evidence`); t from the clock of the loop. Decisions see tokens that have
+been committed, drafts that have been judged and times that have passed, never a random number that is still to be
+used, so the law of the text is that of plain decoding.
 
 - Nothing is drafted by a drafter that was not seen to be right lately. What a look-up says is compared with what
   comes, at no cost. Of a draft that runs layers one token is drafted and left out, and the pass resumes from its
-  states: such a *probe* costs the head, and all probes a hundredth of the time, some of it in advance.
+  states: such a *probe* costs the head. All probes take a hundredth of the time, some of it in advance, and grow
+  rare where nothing comes of them; a dear one is saved up for.
 - Verification after an exit at layer k is a partial pass, V = f + (1 - f) v(γ + 1).
 - The price of rows is learned by the runtime (`PassCosts`), which forgets. It needs no term for the context: a text
   grows by a row per token, and the share of attention moves far more slowly than the fifty passes remembered.
@@ -29,12 +30,12 @@ from typing import TYPE_CHECKING
 
 from selfspec import drafters
 from selfspec.drafters.base import Drafter, DraftOptions, Extra, option
-from selfspec.drafters.evidence import Counts, Estimate, Knowledge, Mean, Record
+from selfspec.drafters.evidence import Counts, Estimate, Knowledge, Mean, Rounds, held, promised
 from selfspec.drafters.explain import Expected, Tally, explained
-from selfspec.drafters.specs import Spec, parse_specs
-from selfspec.drafters.turn import Choice, Memory, Seat, Turn
+from selfspec.drafters.prior import read_prior
+from selfspec.drafters.specs import Spec, parse_specs, with_commas
+from selfspec.drafters.turn import NOTHING, Choice, Memory, Seat, Turn
 from selfspec.errors import OptionError
-from selfspec.types import Draft
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,12 +45,16 @@ if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
     from selfspec.rounds import Commit, Round
     from selfspec.runtime.costs import PassCosts
+    from selfspec.types import Draft
 
 CANDIDATES = "suffix,early_exit"
+"""What brings no weights and no KV: a default must not take memory that nobody asked for. `quantized` and
+`draft_model` are for those who name them."""
 LOOK_AGAIN = 64
 """Rounds after which one without a draft shows again what plain decoding costs."""
 _UNKNOWN_STEP = 0.5  # of a pass: a draft step of a drafter of which nothing is known
 _FIRST_BENEFIT = 0.05  # tokens that asking a look-up is taken to bring a new text
+_FIRST_ROUNDS = 2.0  # that the rate of plain decoding counts for, when a request begins
 _NONE = -1  # no token
 
 
@@ -61,7 +66,11 @@ class AutoOptions(DraftOptions):
     adaptive: bool = option(True, "Always on: deciding anew in every round is what it does.")
     candidates: str | Sequence[str | Drafter] = option(
         CANDIDATES,
-        "Drafters to choose from, with commas (or +), options after colons: suffix,early_exit:exit_layer=8.",
+        "Drafters to choose from, with commas (or +), options after colons: suffix,quantized:draft_bits=4. "
+        "What they bring, weights or KV, is held beside the model.",
+    )
+    profile: str | None = option(
+        None, "Begin with what `selfspec profile --out FILE` measured of this model on this machine: that FILE."
     )
     repeatable: bool = option(
         True,
@@ -78,7 +87,9 @@ class AutoOptions(DraftOptions):
             raise OptionError(f"candidates is {self.candidates!r}; it must be names of drafters, with commas")
 
 
-_kind = cache(drafters.drafter_class)  # finding one reads the metadata of all packages
+# finding a drafter reads the metadata of all packages
+_kind = cache(drafters.drafter_class)
+_names = cache(lambda: tuple(drafters.available()))
 
 
 class Auto(Drafter):
@@ -125,7 +136,8 @@ class Auto(Drafter):
         """Candidates get what they need of the engine; what is learned is kept there."""
         for _, candidate in self._labelled:
             candidate.bind(host)
-        self._knowledge = host.kept(("auto", *(label for label, _ in self._labelled)), self._unknowing)
+        key = ("auto", self._settings.profile, *(label for label, _ in self._labelled))
+        self._knowledge = host.kept(key, lambda: self._informed(host))
         self._choices = self._judged()
 
     def begin(self, text: Text) -> None:
@@ -133,11 +145,12 @@ class Auto(Drafter):
         text.samples_drafts = self.draws
         for choice in self._choices:
             choice.drafter.begin(text)
-        own = [Counts() for _ in self._choices]
+            choice.record.idle = 0  # another text, another chance
+        rounds, count = Rounds(), len(self._choices)
         estimates = [
-            Estimate(choice.record.counts, counts) for choice, counts in zip(self._choices, own, strict=True)
+            Estimate(choice.record.counts, Counts(rounds), choice.drafter.usual_alpha) for choice in self._choices
         ]
-        self._memories[text] = Memory(own, estimates, Tally.of(len(own)), [_FIRST_BENEFIT] * len(own))
+        self._memories[text] = Memory(rounds, estimates, Tally.of(count), [_FIRST_BENEFIT] * count)
 
     def end(self, text: Text) -> None:
         """Leave the explanation with the text, and drop all else."""
@@ -149,7 +162,23 @@ class Auto(Drafter):
             choice.drafter.end(text)
 
     def _unknowing(self) -> Knowledge:
-        return Knowledge([Record() for _ in self._labelled])
+        return Knowledge.of(len(self._labelled))
+
+    def _informed(self, host: Host) -> Knowledge:
+        """What is known before anything was drafted: what a profile measured, if there is one."""
+        known, file = self._unknowing(), self._settings.profile
+        prior = None if file is None else read_prior(file, host)
+        if prior is None:
+            return known
+        costs = host.runtime.costs
+        for rows, seconds in enumerate(() if costs.a_pass else prior.seconds, start=1):
+            costs.observe(rows, seconds)
+        for (_, candidate), record in zip(self._labelled, known.records, strict=True):
+            plan = candidate.plan
+            is_exit = plan is not None and plan.shared_prefix == plan.row_layers
+            if is_exit and plan is not None and (found := prior.exits.get(plan.shared_prefix)):
+                record.believe(found.c, found.alphas)
+        return known
 
     def _judged(self) -> list[Choice]:
         """The candidates with what is known of them."""
@@ -158,7 +187,7 @@ class Auto(Drafter):
         head = config.head_parameters / max(layers + config.head_parameters, 1)  # its share of a pass
         made = []
         for (label, candidate), record in zip(self._labelled, self._knowledge.records, strict=True):
-            c, f, plan = _UNKNOWN_STEP, 0.0, candidate.plan
+            c, f, plan = candidate.step_share or _UNKNOWN_STEP, 0.0, candidate.plan
             if plan is not None:
                 c = head + (1.0 - head) * plan.row_layers / config.num_layers
                 f = (1.0 - head) * plan.shared_prefix / config.num_layers
@@ -174,10 +203,12 @@ class Auto(Drafter):
             memory.forget()
         self._costs = context.runtime.costs
         if not self._costs.a_pass or self._looks_again():
-            return [Draft() for _ in texts]
+            return [NOTHING] * len(texts)
         seats = [Seat(*seat) for seat in zip(texts, memories, gammas, strict=True) if seat[2] > 0]
         others, rows = self._others
         plain = (len(texts) + others) / self._costs.v(len(texts) + others)
+        if not self._rate.weight:
+            self._rate.learn(_FIRST_ROUNDS * max(self._knowledge.rate.value(plain), plain), _FIRST_ROUNDS)
         rate = max(self._rate.value(plain), plain)
         turn = Turn(context, self._choices, self._knowledge, len(texts) + rows, rate)
         turn.seats += seats
@@ -189,8 +220,8 @@ class Auto(Drafter):
         return [memory.draft for memory in memories]
 
     def _looks_again(self) -> bool:
-        """Whether this round shows what plain decoding costs: drafts have hidden it for too long."""
-        if self._knowledge.stale < LOOK_AGAIN:
+        """Whether this round shows what plain decoding costs: drafts have hidden it for too long, or it changed."""
+        if self._knowledge.stale < LOOK_AGAIN and not (self._costs and self._costs.is_in_doubt):
             return False
         lost = max(1.0 - 1.0 / self._rate.value(1.0), 0.0)
         if not self._knowledge.probes.allows(lost, debt=1.0):
@@ -203,49 +234,68 @@ class Auto(Drafter):
     def observe(self, text: Text, commit: Commit) -> None:
         """Compare everything that was proposed with what came."""
         memory = self._memories[text]
-        unused = replace(commit, widths=(), accepted=0)
         for i, draft in memory.asked.items():
-            is_used = memory.by == i
-            choice = self._choices[i]
-            choice.drafter.observe(text, commit if is_used else unused)
-            chain, came = _chain(draft), commit.tokens
-            if is_used and draft.laws is not None:  # held by chance: what holds is what was accepted
-                came = (*chain[: commit.accepted], *((_NONE,) if commit.accepted < commit.depth else ()))
-            if (is_right := memory.estimates[i].learn(chain, draft.chances, came)) is not None:
-                choice.record.judged(is_right)
-            if choice.drafter.is_free:
-                gained = memory.net if is_used else 0.0
-                memory.benefit[i] += 0.05 * (gained - memory.benefit[i])
+            self._compare(i, memory, text, draft, commit)
         memory.tally.committed(memory.by, memory.probed, commit)
-        for counts in memory.own:
-            counts.now += 1
+        memory.rounds.now += 1
+
+    def _compare(self, i: int, memory: Memory, text: Text, draft: Draft, commit: Commit) -> None:
+        """What a candidate proposed, used or not."""
+        choice, is_used = self._choices[i], memory.by == i
+        if commit.widths and not is_used:
+            choice.drafter.observe(text, replace(commit, widths=(), accepted=0))
+        else:
+            choice.drafter.observe(text, commit)
+        chain, came = _chain(draft), commit.tokens
+        if is_used and draft.laws is not None:  # held by chance: what holds is what was accepted
+            came = (*chain[: commit.accepted], *((_NONE,) if commit.accepted < commit.depth else ()))
+        if chain and came:
+            choice.record.judged(is_right := chain[0] == came[0])
+            if is_right and not choice.drafter.is_free:
+                self._knowledge.think_at = 0
+            if draft.chances:
+                choice.record.said(promised(draft.chances[: len(came)]), held(chain, came))
+            else:
+                memory.estimates[i].learn(chain, came)
+        if choice.drafter.is_free:
+            gained = memory.net if is_used else 0.0
+            memory.benefit[i] += 0.05 * (gained - memory.benefit[i])
 
     def timed(self, texts: Sequence[Text], round_: Round) -> None:
         """Count the time: of all, of a pass, of a verification that resumed."""
         memories = [self._memories[text] for text in texts if text in self._memories]
-        tokens = sum(len(commit.tokens) for commit in round_.commits)
-        rows = sum(commit.drafted + 1 for commit in round_.commits)
-        own = sum(len(memory.draft) + 1 for memory in memories)
-        self._others = (max(len(round_.commits) - len(memories), 0), max(rows - own, 0))
-        seconds = round_.ended - round_.started
+        commits, seconds = round_.commits, round_.ended - round_.started
+        tokens, rows, own = 0, len(commits), len(memories)
+        for commit in commits:
+            tokens += len(commit.tokens)
+            rows += commit.drafted
         for memory in memories:
-            memory.tally.took(memory.by, seconds / max(len(round_.commits), 1))
+            own += len(memory.draft)
+            memory.tally.took(memory.by, seconds / max(len(commits), 1))
+        self._others = (max(len(commits) - len(memories), 0), max(rows - own, 0))
         if self._costs is not None and self._costs.a_pass:
+            is_usual = True
             if self._others[0] == 0 and rows and round_.ended > round_.drafted_at:
-                self._learn_pass(self._costs, memories, rows, round_.ended - round_.drafted_at)
+                is_usual = self._learn_pass(self._costs, memories, rows, round_.ended - round_.drafted_at)
             passes = seconds / self._costs.a_pass
             self._knowledge.a_round(passes)
-            self._rate.learn(tokens, passes)
+            if is_usual and not self._costs.is_in_doubt:  # else a pass is not the unit that it was
+                self._rate.learn(tokens, passes)
+                self._knowledge.rate.learn(tokens, passes)
 
-    def _learn_pass(self, costs: PassCosts, memories: Sequence[Memory], rows: int, seconds: float) -> None:
-        """What a pass of ``rows`` rows took, if some of them resumed; of others the loop has told the runtime."""
+    def _learn_pass(self, costs: PassCosts, memories: Sequence[Memory], rows: int, seconds: float) -> bool:
+        """What a pass of ``rows`` rows took, if some of them resumed; of others the loop has told the runtime.
+
+        Says whether it took what was expected.
+        """
         resumed = {i for memory in memories if memory.kept and (i := memory.resumed_by) is not None}
         self._knowledge.stale = self._knowledge.stale + 1 if rows > len(memories) or resumed else 0
         if len(resumed) == 1:
             (i,) = resumed
             f, below = self._choices[i].f, rows - sum(memory.kept for memory in memories)
             parts = [(count, share) for count, share in ((below, f), (rows, 1.0 - f)) if count]
-            self._knowledge.partial_pass(self._choices[i].record, costs, parts, seconds)
+            return self._knowledge.partial_pass(self._choices[i].record, costs, parts, seconds)
+        return True
 
     def _expected(self, memory: Memory) -> list[Expected]:
         """What each candidate is expected to do in this text alone, by what is known now; plain decoding first."""
@@ -256,7 +306,7 @@ class Auto(Drafter):
         for i, choice in enumerate(self._choices):
             record, f, is_free = choice.record, choice.f, choice.drafter.is_free
             step, unit = (0.0, 1.0) if is_free else (choice.c, record.unit.value(1.0))
-            if is_free and not record.counts.seen(("depth", 0))[1]:
+            if is_free and not record.counts.seen(0)[1]:
                 found.append(Expected(record.step.value(0.0), [], 0, 0.0))  # it judges its drafts one by one
                 continue
             gains = memory.estimates[i].gains(self.options.gamma)
@@ -288,13 +338,13 @@ def _candidates(options: AutoOptions, config: ModelConfig) -> Iterator[tuple[str
         if isinstance(entry, Drafter):
             yield entry.name, drafters.create(entry, config, {})
             continue
-        for spec in parse_specs(entry.replace("+", ",")):
+        for spec in parse_specs(with_commas(entry, _names())):
             yield from _variants(spec, options, config)
 
 
 def _variants(spec: Spec, options: AutoOptions, config: ModelConfig) -> Iterator[tuple[str, Drafter]]:
     """One candidate, or several where it has a choice of layers."""
-    if spec.name in ("plain", "auto"):
+    if spec.name in ("plain", "auto", "overlap"):
         raise OptionError(f"candidates has {spec.name}, which does not belong there; name drafters to choose from")
     cls = _kind(spec.name)
     shared = {"gamma": options.gamma, "confidence": options.confidence} | spec.options(cls.Options)

@@ -50,10 +50,19 @@ class SuffixAutomaton:
         for token in tokens:
             self._append(token)
 
-    def match(self) -> tuple[int, int]:
-        """The longest suffix of the text that stood in it before: its state and its length."""
+    def match(self, ahead: Iterable[int] = ()) -> tuple[int, int]:
+        """The longest suffix of the text that stood in it before: its state and its length.
+
+        With ``ahead``, that of the text with these tokens after it, which are not appended.
+        """
         state = self._link[self._last] if self.size else ROOT
-        return state, self._length[state]
+        length = self._length[state]
+        for token in ahead:
+            while (following := self.step(state, token)) == ROOT and state != ROOT:
+                state = self._link[state]
+                length = self._length[state]
+            state, length = following, length + 1 if following != ROOT else 0
+        return state, length
 
     def step(self, state: int, token: int) -> int:
         """The state of the string of ``state`` with ``token`` after it; `ROOT` if that never stood in the text."""

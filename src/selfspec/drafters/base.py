@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from selfspec.errors import OptionError
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from selfspec.context import Context, Text
+    from selfspec.drafters.ahead import Ahead, Outcome
     from selfspec.model import Tokenizer
     from selfspec.model.config import ModelConfig
     from selfspec.rounds import Commit, Round
@@ -108,14 +109,19 @@ class Drafter(ABC):
     ``propose``, ``observe`` and ``timed`` in turn, then ``end``. ``name`` is that of its entry point, ``Options``
     the frozen dataclass of its options, ``summary`` its line in ``selfspec drafters``; ``samples`` says whether its
     drafts bring the laws that they were drawn from, which take memory. ``is_free`` says that a draft costs next to
-    nothing beside a pass and is deterministic: it may be asked for one in every round.
+    nothing beside a pass and is deterministic: it may be asked for one in every round. ``usual_alpha`` is how often
+    a draft token of such a drafter is right: what `auto` goes by until it has seen some. (Most exits of models that
+    were not trained for it seldom are.) ``looks_ahead`` says
+    that it can draft for tokens that are not committed, beside a verification (`ahead`).
     """
 
     Options: ClassVar[type[DraftOptions]] = DraftOptions
-    name: ClassVar[str]
+    name: str
     summary: ClassVar[str]
     samples: bool = False
-    is_free: ClassVar[bool] = False
+    is_free: bool = False
+    looks_ahead: bool = False
+    usual_alpha: ClassVar[float] = 0.25
 
     def __init__(self, options: DraftOptions, config: ModelConfig) -> None:
         self.options = options
@@ -134,6 +140,14 @@ class Drafter(ABC):
     @property
     def plan(self) -> LayerPlan | None:
         """The layers that a draft step runs; None when it runs none."""
+        return None
+
+    @property
+    def step_share(self) -> float | None:
+        """What a draft step should take, in passes of the target, by the bytes that it reads; None if unknown.
+
+        `auto` goes by it until it has timed one.
+        """
         return None
 
     @property
@@ -162,6 +176,12 @@ class Drafter(ABC):
         return (self,)
 
     @property
+    def most_tokens(self) -> int:
+        """The most tokens that a draft can have: γ for a chain, more where one of its parts adds siblings."""
+        widths = (part.options.most_tokens // max(part.options.gamma, 1) for part in self.parts)
+        return self.options.gamma * max(1, *widths)
+
+    @property
     def draws(self) -> bool:
         """Whether drafts of sampled texts may be sampled too."""
         return True
@@ -183,6 +203,52 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
         """One draft per text, of at most its γ tokens; an empty `Draft` where there is nothing to propose."""
+
+    def refine(
+        self, context: Context, texts: Sequence[Text], gammas: Sequence[int], drafts: Sequence[Draft]
+    ) -> list[Draft]:
+        """Go on from what an earlier drafter has proposed (`staged`), chains all; at most γ tokens in all.
+
+        What a drafter does not know better stands: here, texts without a proposal get this drafter's own, and keep
+        the states that an earlier one has left. An override may check what it is given; each token of what it
+        returns must have the law that it states, whatever was given.
+        """
+        missing = [i for i, draft in enumerate(drafts) if not draft.tokens]
+        most = self.options.gamma
+        own = self.propose(context, [texts[i] for i in missing], [min(gammas[i], most) for i in missing])
+        found = list(drafts)
+        for i, draft in zip(missing, own, strict=True):
+            before = drafts[i]
+            is_begun = draft.hidden is None and before.hidden is not None
+            found[i] = replace(draft, hidden=before.hidden, layer=before.layer) if is_begun else draft
+        return found
+
+    def during(self, context: Context, texts: Sequence[Text], drafts: Sequence[Draft]) -> Callable[[], None] | None:  # noqa: ARG002
+        """Begin what can be done while these drafts are verified; what is returned is called after that, and waits.
+
+        Until then nothing but reading the texts is allowed elsewhere: no pass of the target, no random number.
+        """
+        return None
+
+    def look_ahead_with(self, outcomes: int) -> None:  # noqa: B027
+        """Be ready to draft for so many outcomes of a verification (`ahead`); after `bind`."""
+
+    def ahead(
+        self,
+        context: Context,
+        texts: Sequence[Text],
+        drafts: Sequence[Draft],
+        fans: Sequence[Sequence[int]],
+    ) -> list[Ahead]:
+        """For each text drafts for outcomes of the verification of ``drafts``, its own (`overlap`).
+
+        ``fans[i][k]`` is for how many bonus tokens after k accepted ones. It runs beside a verification, and may
+        take random numbers of the texts, which no one else does then.
+        """
+        raise NotImplementedError
+
+    def adopt(self, text: Text, outcome: Outcome) -> None:  # noqa: B027
+        """The draft for this outcome, made ahead, is proposed in this round."""
 
     def observe(self, text: Text, commit: Commit) -> None:  # noqa: B027 (many have nothing to do)
         """Learn what became of the draft; ``text`` has moved forward already."""

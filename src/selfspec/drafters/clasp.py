@@ -9,7 +9,7 @@ import numpy as np
 
 from selfspec.drafters.base import option
 from selfspec.drafters.comb import CombOptions
-from selfspec.drafters.self_draft import SelfDraft
+from selfspec.drafters.self_draft import SelfDraft, require_rows_aside
 from selfspec.drafters.skip_search import Choice, candidates, fastest, layers_of, sub_layers_of
 from selfspec.errors import OptionError
 
@@ -79,10 +79,7 @@ class Clasp(SelfDraft):
             raise OptionError(
                 f"clasp would skip {self._skips} of {config.num_layers} layers; it must skip one and keep one"
             )
-        if config.recurrences:
-            raise OptionError(
-                f"clasp runs rows aside, which recurrent layers ({config.family}) cannot: use layer_skip"
-            )
+        require_rows_aside(self.name, config)
         self._references = options.references or (5 if options.knapsack else 1)
         self._states: dict[Text, _State] = {}
         self._latest: LayerPlan | None = None
@@ -108,7 +105,9 @@ class Clasp(SelfDraft):
         super().end(text)
         del self._states[text]
 
-    def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
+    def refine(
+        self, context: Context, texts: Sequence[Text], gammas: Sequence[int], drafts: Sequence[Draft]
+    ) -> list[Draft]:
         """Search where it is time, then draft."""
         most: list[int] = []
         for text, gamma in zip(texts, gammas, strict=True):
@@ -118,7 +117,7 @@ class Clasp(SelfDraft):
                 self._latest = state.choice.plan
             state.rounds += 1
             most.append(min(gamma, state.choice.gamma) if state.choice else 0)
-        return super().propose(context, texts, most)
+        return super().refine(context, texts, most, drafts)
 
     def _search(self, context: Context, text: Text) -> Choice:
         options, length = self._settings, len(text.tokens)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from selfspec.drafters.base import DraftOptions, option
 from selfspec.errors import OptionError
-from selfspec.types import MAX_SIBLINGS, Draft
+from selfspec.types import MAX_GAMMA, MAX_SIBLINGS, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,6 +77,12 @@ class Comb:
         if chance is not None:
             self._chances.append(chance)
 
+    def take_over(self, draft: Draft) -> None:
+        """Begin with a chain that another drafter has proposed."""
+        for i, token in enumerate(draft.tokens):
+            chance = draft.chances[i] if draft.chances else None
+            self.add(token, (), draft.laws[i : i + 1] if draft.laws else (), chance)
+
     def draft(self, hidden: Array | None = None, layer: int | tuple[int, ...] = 0) -> Draft:
         """The whole; ``hidden`` are states of the pending token and the chain after ``layer`` layers."""
         laws, chances = (*self._laws, *self._leaf_laws) or None, tuple(self._chances)
@@ -84,3 +90,28 @@ class Comb:
             return Draft(tuple(self.tokens), laws, hidden, layer, chances=chances)
         parents = (*range(-1, len(self.tokens) - 1), *self._parents)
         return Draft((*self.tokens, *self._leaves), laws, hidden, layer, parents, chances=chances)
+
+
+def chain_of(draft: Draft, most: int = MAX_GAMMA) -> Draft:
+    """The leading chain of a draft, of at most ``most`` tokens, with what is known of them."""
+    follows = enumerate(draft.parents or ())
+    count = min(most, next((i for i, parent in follows if parent != i - 1), len(draft)))
+    if draft.parents is None and count == len(draft):
+        return draft
+    return Draft(
+        draft.tokens[:count],
+        None if draft.laws is None else draft.laws[:count],
+        None if draft.hidden is None else draft.hidden[: count + 1],
+        draft.layer if isinstance(draft.layer, int) else draft.layer[: count + 1],
+        predicted=tuple(i for i in draft.predicted if i < count),
+        chances=draft.chances[:count],
+        watch=draft.watch,
+    )
+
+
+def after(draft: Draft, count: int) -> Draft:
+    """What of a chain follows its first ``count`` tokens, if those are committed."""
+    assert draft.parents is None
+    predicted = tuple(i - count for i in draft.predicted if i >= count)
+    laws = None if draft.laws is None else draft.laws[count:]
+    return Draft(draft.tokens[count:], laws, predicted=predicted, chances=draft.chances[count:])

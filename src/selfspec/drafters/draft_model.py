@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from selfspec.context import PREFILL_ROWS
+from selfspec.drafters.ahead import Ahead
 from selfspec.drafters.base import Extra, option
+from selfspec.drafters.branches import branches_of, rows_of
 from selfspec.drafters.comb import CombOptions
 from selfspec.drafters.steps import Growing, StepDrafter
 from selfspec.drafters.vocabulary import as_wide, require_same_tokens
@@ -100,16 +103,20 @@ class DraftModel(StepDrafter):
     Options = DraftModelOptions
     name = "draft_model"
     summary = "a second, smaller model with the same tokenizer; extra weights and KV of its own"
+    looks_ahead = True
+    usual_alpha = 0.6
 
     def __init__(self, options: DraftModelOptions, config: ModelConfig) -> None:
         super().__init__(options, config)
         self._settings = options
         self._model: Runtime | None = None
         self._label = str(options.draft_model)
+        self._share: float | None = None
         self._row_layers = 0.0  # what a row costs, in row-layers of the target
         self._readings: dict[Text, _Reading] = {}
         self._caches: WeakKeyDictionary[Context, Cache] = WeakKeyDictionary()
         self._kv_bytes = 0  # the most that a text has had
+        self._spare = 0  # cells beside a text, for what may come of it
 
     def bind(self, host: Host) -> None:
         """Open the model, and compare its vocabulary with the target's."""
@@ -119,7 +126,13 @@ class DraftModel(StepDrafter):
         self._row_layers = (
             model.config.num_layers * model.config.active_layer_parameters / self.config.active_layer_parameters
         )
+        self._share = model.pass_bytes / host.runtime.pass_bytes
         self._model, self._label = model, f"{draft.name} {model.precision}"
+
+    @property
+    def step_share(self) -> float | None:
+        """Bytes of a pass ÷ those of the target's."""
+        return self._share
 
     @property
     def runs(self) -> str:
@@ -141,14 +154,22 @@ class DraftModel(StepDrafter):
         super().end(text)
         del self._readings[text]
 
-    def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
+    def refine(
+        self, context: Context, texts: Sequence[Text], gammas: Sequence[int], drafts: Sequence[Draft]
+    ) -> list[Draft]:
         """As any chain, within the context of the draft model."""
         last = self._bound.config.context_length + 1
         within = [max(0, min(gamma, last - len(text.tokens))) for text, gamma in zip(texts, gammas, strict=True)]
-        return super().propose(context, texts, within)
+        return super().refine(context, texts, within, drafts)
 
     def step(self, context: Context, growing: Sequence[Growing]) -> Array:
-        """Run what the model has not read of each text, its last draft token included."""
+        """Run what the model has not read of each text, the next rows of its draft included."""
+        logits, slots = self._read(context, growing)
+        context.count(slots, self._row_layers)
+        return logits
+
+    def _read(self, context: Context, growing: Sequence[Growing]) -> tuple[Array, list[int]]:
+        """The logits of the next rows of each draft, and the slot of every row that had to run."""
         slots: list[int] = []
         places: list[int] = []
         tokens: list[int] = []
@@ -158,10 +179,56 @@ class DraftModel(StepDrafter):
             slots += [text.slot] * len(unread)
             places += range(first, first + len(unread))
             tokens += unread
-            last.append(len(tokens) - 1)
-        context.count(slots, self._row_layers)
+            last += range(len(tokens) - len(one.rows), len(tokens))
         hidden = self._run(self._cache(context), tokens, Rows.of(slots, places), last)
-        return as_wide(self._bound.logits(hidden), self.config.vocab_size)
+        return as_wide(self._bound.logits(hidden), self.config.vocab_size), slots
+
+    def look_ahead_with(self, outcomes: int) -> None:
+        """Have room for so many drafts beside each text."""
+        if self._bound.config.recurrences:
+            raise OptionError(
+                f"{self._label} has recurrent layers, which cannot draft for several outcomes at once: "
+                "draft with it without overlap"
+            )
+        self._spare = outcomes * self.options.gamma
+
+    def ahead(
+        self, context: Context, texts: Sequence[Text], drafts: Sequence[Draft], fans: Sequence[Sequence[int]]
+    ) -> list[Ahead]:
+        """Drafts for the likeliest tokens of this model after every number of accepted ones.
+
+        One pass reads the draft, and what was not read before it; then the branches grow together, a row each.
+        """
+        found = {text: Ahead() for text in texts}
+        last = self._bound.config.context_length - self.options.gamma
+        trunks = [
+            Growing(self._combs, text, len(draft) + 1, draft)
+            for text, draft in zip(texts, drafts, strict=True)
+            if len(text.tokens) + len(draft) < last and text.room() > 1
+        ]
+        if not trunks:
+            return list(found.values())
+        logits, slots = self._read(context, trunks)
+        edges = pairwise(accumulate((len(trunk.rows) for trunk in trunks), initial=0))
+        wanted = dict(zip(texts, fans, strict=True))
+        branches = [
+            branch
+            for trunk, (start, stop) in zip(trunks, edges, strict=True)
+            for branch in branches_of(self._combs, trunk, logits[start:stop], wanted[trunk.text])
+            if branch.gamma > 0 and branch.bonus not in self.config.eos_token_ids
+        ]
+        growing = branches
+        while growing:
+            rows, tokens = rows_of(growing), [branch.last for branch in growing]
+            slots += rows.slots.tolist()
+            hidden = self._run(self._cache(context), tokens, rows, range(len(tokens)))
+            steps = zip(growing, as_wide(self._bound.logits(hidden), self.config.vocab_size), strict=True)
+            growing = [branch for branch, row in steps if self._grow(branch, row) and branch.depth < branch.gamma]
+        for branch in branches:
+            found[branch.text].drafts[branch.outcome] = branch.comb.draft()
+        for text in texts:
+            found[text].row_layers = slots.count(text.slot) * self._row_layers
+        return list(found.values())
 
     @property
     def _bound(self) -> Runtime:
@@ -169,14 +236,15 @@ class DraftModel(StepDrafter):
         return self._model
 
     def _unread(self, one: Growing) -> tuple[int, list[int]]:
-        """The place of the first token to run, and the tokens from there to the last of the draft."""
+        """The place of the first token to run, and the tokens from there to the last row of the draft."""
         reading, text = self._readings[one.text], one.text
         if one.depth:
-            reading.guessed.append(one.last)
-            return len(text.tokens) - 1 + one.depth, [one.last]
+            reading.guessed[one.depth - 1 :] = one.rows
+            return len(text.tokens) - 1 + one.depth, one.rows
         first = reading.resume(text.tokens)
         reading.known = len(text.tokens)
-        return first, text.tokens[first:]
+        reading.guessed = one.rows[1:]
+        return first, [*text.tokens[first:], *one.rows[1:]]
 
     def _run(self, cache: Cache, tokens: Sequence[int], rows: Rows, last: Sequence[int]) -> Array:
         """All layers over ``rows``, in chunks; the states [len(last), d] of the rows ``last``."""
@@ -194,6 +262,7 @@ class DraftModel(StepDrafter):
     def _cache(self, context: Context) -> Cache:
         """One for each context, with its slots; as long as its own, or as this model can read."""
         length = min(context.cache.length, self._bound.config.context_length)
+        length += self._spare
         cache = self._caches.get(context)
         if cache is None:
             cache = self._bound.new_cache(context.cache.slots, length)

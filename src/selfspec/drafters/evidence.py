@@ -7,64 +7,93 @@ generations that run at once: a lost count does no harm.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Sequence
 
     from selfspec.runtime.costs import PassCosts
 
-MEMORY = 0.96
+MEMORY = 0.98
 """Weight of a token that was judged among those judged since."""
-AGING = 0.99
+AGING = 0.995
 """The same per round: what was not tried for a long time is known no more."""
-PRIOR = 0.25
-"""How often an unknown draft is taken to be right: most exits of models that were not trained for it seldom are."""
 PRIOR_WEIGHT = 2.0
+"""How many tokens it counts for what such drafters usually do."""
 TEXT_WEIGHT = 4.0
 """How many tokens of a text what was seen in others counts for."""
-STATED_WEIGHT = 8.0
-"""How many tokens what a drafter says of its own chances counts for."""
+STATED_WEIGHT = 4.0
+"""How many tokens what a drafter says of its own drafts counts for."""
 HOPE_WEIGHT = 4.0
 """How many tokens a doubt needs: judging what is worth a probe, the unknown is taken to be right."""
 SURPRISE = 16
 """Rounds that a verification of unexpected length counts for, until plain decoding is looked at."""
+MEASURED_WEIGHT = 8.0
+"""How many tokens, or steps, what `selfspec profile` measured counts for."""
+UNLIKELY = 0.002
+"""How unlikely a run of right or wrong tokens is that says that the text has changed."""
+KEPT_AT_CHANGE = 2.0
+"""How many tokens all that was before such a change counts for."""
+LONGEST_PAUSE = 512
+"""Rounds after which even what was never worth it is tried again."""
+FOLLOW = 0.25
 _NOTHING = 0.02
-_EDGES = (0.3, 0.5, 0.7, 0.85)
-
-Cell: TypeAlias = tuple[str, int]
+_DEPTHS = 8  # that are told apart; the last one stands for all below it
 
 
-def cell_at(depth: int, chances: Sequence[float]) -> Cell:
-    """What is counted together: tokens of like chance where the drafter says it, else of one depth."""
-    if not chances:
-        return ("depth", min(depth, 7))
-    return ("chance", sum(chances[depth] >= edge for edge in _EDGES))
+@dataclass
+class Rounds:
+    """How many went by: one count for all that is counted with it."""
+
+    now: int = 0
 
 
 class Counts:
-    """Right and judged tokens by cell, with a discount for what came since; ``now`` counts rounds."""
+    """Right and judged tokens by depth, with a discount for the ``rounds`` that went by since.
 
-    def __init__(self, memory: float = MEMORY) -> None:
-        self._memory = memory
-        self.now = 0
-        self._cells: dict[Hashable, tuple[float, float, int]] = {}
+    A run of rounds whose tokens are all right, or all wrong, and that is too unlikely by what was counted, says
+    that the text has changed: what was before it then counts for little.
+    """
 
-    def seen(self, cell: Hashable) -> tuple[float, float]:
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self._runs = [0] * _DEPTHS  # tokens that were right one after the other; below 0: wrong
+        self._cells: list[tuple[float, float, int]] = [(0.0, 0.0, 0)] * _DEPTHS
+
+    def seen(self, depth: int) -> tuple[float, float]:
         """How many were right, and judged, in today's weight."""
-        right, judged, when = self._cells.get(cell, (0.0, 0.0, self.now))
-        weight = AGING ** (self.now - when)
+        right, judged, when = self._cells[depth if depth < _DEPTHS else _DEPTHS - 1]
+        if not judged or (passed := self._rounds.now - when) == 0:
+            return right, judged
+        weight = AGING**passed
         return right * weight, judged * weight
 
-    def rate(self, cell: Hashable, prior: float, weight: float) -> float:
+    def rate(self, depth: int, prior: float, weight: float) -> float:
         """The mean of a Beta law that began at ``prior`` with the weight of so many tokens."""
-        right, judged = self.seen(cell)
+        right, judged = self.seen(depth)
         return (right + weight * prior) / (judged + weight)
 
-    def learn(self, cell: Hashable, is_right: bool) -> None:
+    def learn(self, depth: int, is_right: bool) -> None:
         """Count a token."""
-        right, judged = self.seen(cell)
-        self._cells[cell] = (self._memory * right + is_right, self._memory * judged + 1.0, self.now)
+        depth = min(depth, _DEPTHS - 1)
+        right, judged = self.seen(depth)
+        self._runs[depth] = run = self._run(depth, is_right)
+        if judged > KEPT_AT_CHANGE:
+            so_far = (right + 0.5) / (judged + 1.0)
+            if (so_far if is_right else 1.0 - so_far) ** abs(run) < UNLIKELY:
+                right, judged = right * KEPT_AT_CHANGE / judged, KEPT_AT_CHANGE
+        self._cells[depth] = (MEMORY * right + is_right, MEMORY * judged + 1.0, self._rounds.now)
+
+    def believe(self, depth: int, rate: float, weight: float) -> None:
+        """Begin with a rate that was measured elsewhere, as with so many tokens."""
+        self._cells[min(depth, _DEPTHS - 1)] = (rate * weight, weight, self._rounds.now)
+
+    def _run(self, depth: int, is_right: bool) -> int:
+        """The run with this token; texts of one round, which may be alike, make it no longer."""
+        run = self._runs[depth]
+        if run and self._cells[depth][2] == self._rounds.now:
+            return run if is_right == (run > 0) else 0
+        return max(run, 0) + 1 if is_right else min(run, 0) - 1
 
 
 class Mean:
@@ -97,44 +126,72 @@ class Record:
     free drafts what asking takes per text. ``unit`` is what verifying its drafts takes ÷ what the rows should.
     """
 
-    counts: Counts = field(default_factory=Counts)
+    counts: Counts
     step: Mean = field(default_factory=lambda: Mean(0.9))
     unit: Mean = field(default_factory=lambda: Mean(0.9))
     was_right: bool = False  # the last time
     proof: float = 0.0  # how often lately
+    right: float = 0.0  # tokens that held, of drafts that said how many would
+    stated: float = 0.0  # how many they said
+    misses: int = 0  # how often it was tried since it was last worth drafting with
+    due: int = 0  # the round in which it may be tried again
+    idle: int = 0  # the round until which it need not be thought of
 
     @property
     def is_proven(self) -> bool:
         """Whether it was right lately: before, its drafts are compared with what comes, and cost no row."""
         return self.proof >= 0.5
 
+    @property
+    def honesty(self) -> float:
+        """Tokens that held ÷ those that the drafter said would; 1 before anything is known."""
+        return (self.right + STATED_WEIGHT) / (self.stated + STATED_WEIGHT)
+
+    def believe(self, c: float, alphas: Sequence[float]) -> None:
+        """Begin with what was measured elsewhere: of a draft step, and by depth of the draft."""
+        self.step.learn(c * MEASURED_WEIGHT, MEASURED_WEIGHT)
+        for depth, alpha in enumerate(alphas):
+            self.counts.believe(depth, alpha, MEASURED_WEIGHT)
+        self.proof = alphas[0] / (1.0 - MEMORY) if alphas else 0.0
+
     def judged(self, is_right: bool) -> None:
         """Its next token was right, or not."""
-        self.was_right, self.proof = is_right, MEMORY * self.proof + is_right
+        self.was_right, self.proof, self.idle = is_right, MEMORY * self.proof + is_right, 0
+
+    def said(self, expected: float, held: int) -> None:
+        """It expected so many tokens of a draft to hold, and so many did."""
+        self.right = MEMORY * self.right + held
+        self.stated = MEMORY * self.stated + expected
+
+    def tried(self, now: int) -> None:
+        """It was tried in spite of what is known: the less comes of it, the longer until the next time."""
+        self.misses += 1
+        self.due = now + min(self.misses * self.misses // 2, LONGEST_PAUSE)
+
+    def paid(self) -> None:
+        """It is worth drafting with."""
+        self.misses = 0
 
 
 class Estimate:
     """How likely the tokens of a candidate's draft are to hold in one text."""
 
-    def __init__(self, known: Counts, own: Counts) -> None:
-        self._known, self._own = known, own
+    def __init__(self, known: Counts, own: Counts, usual: float) -> None:
+        self._known, self._own, self._usual = known, own, usual
 
-    def chance(self, depth: int, chances: Sequence[float], before: float, hopeful: bool = False) -> float:
+    def chance(self, depth: int, before: float, hopeful: bool = False) -> float:
         """Of the token at ``depth`` if those before it hold; ``before`` is the estimate one depth higher up."""
-        cell = cell_at(depth, chances)
         if hopeful:
             prior, weight = 1.0, HOPE_WEIGHT
-        elif chances:
-            prior, weight = chances[depth], STATED_WEIGHT
         else:
-            prior, weight = before if depth else PRIOR, PRIOR_WEIGHT
-        return self._own.rate(cell, self._known.rate(cell, prior, weight), TEXT_WEIGHT)
+            prior, weight = before if depth else self._usual, PRIOR_WEIGHT
+        return self._own.rate(depth, self._known.rate(depth, prior, weight), TEXT_WEIGHT)
 
-    def gains(self, depths: int, chances: Sequence[float] = (), hopeful: bool = False) -> list[float]:
+    def gains(self, depths: int, hopeful: bool = False) -> list[float]:
         """Tokens that drafts of 1, 2, ..., ``depths`` tokens are expected to add; none that add next to nothing."""
-        found, total, holds, chance = [], 0.0, 1.0, PRIOR
+        found, total, holds, chance = [], 0.0, 1.0, self._usual
         for depth in range(depths):
-            chance = self.chance(depth, chances, chance, hopeful)
+            chance = self.chance(depth, chance, hopeful)
             holds *= chance
             total += holds
             found.append(total)
@@ -142,17 +199,32 @@ class Estimate:
                 break
         return found
 
-    def learn(self, draft: Sequence[int], chances: Sequence[float], came: Sequence[int]) -> bool | None:
-        """Compare a draft with the tokens that came; whether its first one was right, None without one."""
-        first = None
+    def learn(self, draft: Sequence[int], came: Sequence[int]) -> None:
+        """Compare a draft with the tokens that came."""
         for depth, (guess, token) in enumerate(zip(draft, came, strict=False)):
-            is_right = guess == token
-            first = is_right if first is None else first
-            for counts in (self._known, self._own):
-                counts.learn(cell_at(depth, chances), is_right)
-            if not is_right:
+            self._known.learn(depth, guess == token)
+            self._own.learn(depth, guess == token)
+            if guess != token:
                 break
-        return first
+
+
+def promised(chances: Sequence[float]) -> float:
+    """How many tokens of a chain should hold, by the chance of each if those before it do."""
+    total, holds = 0.0, 1.0
+    for chance in chances:
+        holds *= chance
+        total += holds
+    return total
+
+
+def held(draft: Sequence[int], came: Sequence[int]) -> int:
+    """How many of the first tokens of a draft are those that came."""
+    right = 0
+    for guess, token in zip(draft, came, strict=False):
+        if guess != token:
+            break
+        right += 1
+    return right
 
 
 class Account:
@@ -166,9 +238,18 @@ class Account:
         """So much time went by."""
         self.balance = min(self.balance + self._share * passes, self._most)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no more can be saved up."""
+        return self.balance >= self._most
+
     def allows(self, passes: float, debt: float = 0.0) -> bool:
         """Whether so much may be spent now, with a balance of ``-debt`` in the end."""
         return self.balance - passes >= -debt
+
+    def wait(self, passes: float) -> int:
+        """In how many passes so much can be saved up, about."""
+        return 1 + int((passes - self.balance) / self._share)
 
     def spend(self, passes: float) -> None:
         """Take it."""
@@ -183,29 +264,44 @@ class Knowledge:
     """
 
     records: list[Record]
-    probes: Account = field(default_factory=lambda: Account(0.01, credit=0.5, most=1.0))
+    rounds: Rounds
+    think_at: int = 0  # the round in which a probe is thought of next
+    probes: Account = field(default_factory=lambda: Account(0.01, credit=1.0, most=2.0))
     asking: Account = field(default_factory=lambda: Account(0.005, credit=0.25, most=0.5))
+    rate: Mean = field(default_factory=lambda: Mean(0.99))  # tokens of all texts in the time of a pass
     stale: int = 0  # rounds since one without drafts showed what a pass takes
+
+    @classmethod
+    def of(cls, candidates: int) -> Knowledge:
+        """Nothing is known of so many candidates."""
+        rounds = Rounds()
+        return cls([Record(Counts(rounds)) for _ in range(candidates)], rounds)
+
+    @property
+    def now(self) -> int:
+        """How many rounds went by."""
+        return self.rounds.now
 
     def a_round(self, passes: float) -> None:
         """A round went by."""
-        for record in self.records:
-            record.counts.now += 1
+        self.rounds.now += 1
         self.probes.earn(passes)
         self.asking.earn(passes)
 
     def partial_pass(
         self, record: Record, costs: PassCosts, parts: Sequence[tuple[int, float]], seconds: float
-    ) -> None:
+    ) -> bool:
         """A pass that went on from states of a draft: (rows, share) of its parts, and what it took.
 
         Where it took another time than such passes did, either drafter or machine has changed: both are followed,
-        and plain decoding is soon looked at.
+        and plain decoding is soon looked at. Says whether it took what was expected.
         """
-        passes = sum(share * costs.v(rows) for rows, share in parts)
+        passes = sum([share * costs.v(rows) for rows, share in parts])
         ratio = seconds / (record.unit.value(1.0) * passes * costs.a_pass)
-        if record.unit.weight > 4.0 and not 0.8 < ratio < 1.25:
-            costs.scale(min(max(ratio, 0.25), 4.0) ** 0.25)
+        is_usual = record.unit.weight <= 4.0 or 0.8 < ratio < 1.25
+        if not is_usual:
+            costs.scale(min(max(ratio, 0.25), 4.0) ** FOLLOW)
             self.stale += SURPRISE
         costs.observe_parts(parts, seconds)
         record.unit.learn(seconds / costs.a_pass, passes)
+        return is_usual

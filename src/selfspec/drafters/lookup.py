@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from selfspec.drafters.ahead import Ahead, Outcome
 from selfspec.drafters.base import Drafter, option
-from selfspec.drafters.comb import Comb, CombOptions
+from selfspec.drafters.comb import Comb, CombOptions, after
 from selfspec.drafters.trust import LENGTHS, Kind, Trust
+from selfspec.types import Draft, OneHot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from selfspec.context import Context, Text
     from selfspec.model.config import ModelConfig
     from selfspec.rounds import Commit
-    from selfspec.types import Draft
 
 MARGIN = 1.5
 """How many times its price a row must bring: the time could also be spent on rounds whose drafts are good."""
+UNSTATED = 0.7
+"""How likely a token that another drafter has proposed is taken to hold where that does not say."""
 SEPARATOR = -1
 """Stands between texts in one index: nothing matches it, and it is never drafted."""
 
@@ -53,20 +57,39 @@ class Memory(ABC):
 
     def __init__(self) -> None:
         self.trust = Trust()
-        self.considered: list[list[Guess]] = []  # the last one of a chain may not be drafted
+        # chains, each with what it was taken to follow; the last one of a chain may not be drafted
+        self.considered: list[tuple[Sequence[int], list[Guess]]] = []
+        self.ahead: dict[Outcome, list[Guess]] = {}  # what was considered for outcomes of this round
 
     @abstractmethod
     def update(self, tokens: Sequence[int]) -> None:
         """Index what is new of a text."""
 
     @abstractmethod
-    def chains(self) -> Iterable[Iterable[Guess]]:
-        """What may follow, by source; a guess stands only if those before it in its chain do."""
+    def chains(self, ahead: Sequence[int] = ()) -> Iterable[Iterable[Guess]]:
+        """What may follow, by source; a guess stands only if those before it in its chain do.
+
+        With ``ahead``, what may follow if the text goes on with these tokens, which are not indexed.
+        """
+
+    def likely(self, draft: Sequence[int], fan: Sequence[int]) -> Iterator[Outcome]:
+        """Outcomes of the verification of a draft: tokens that stood in the place of its tokens, or come after it.
+
+        ``fan[k]`` is for how many of them after k accepted ones.
+        """
+        chains = (chain for before, chain in self.considered if not before)
+        drafted = (chain for chain in chains if [guess.token for guess in chain[: len(draft)]] == list(draft))
+        guesses = next(drafted, [])
+        for k, (guess, count) in enumerate(zip(guesses, fan, strict=False)):
+            tokens = guess.others if k < len(draft) else (guess.token, *guess.others)
+            yield from (Outcome(k, token) for token in tokens[:count])
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare what was considered with the ``tokens`` that came: also a token that was not drafted teaches."""
-        for chain in self.considered:
-            for guess, token in zip(chain, tokens, strict=False):
+        for ahead, chain in self.considered:
+            if tuple(tokens[: len(ahead)]) != tuple(ahead):
+                continue
+            for guess, token in zip(chain, tokens[len(ahead) :], strict=False):
                 self.trust.learn(guess.kind, guess.token == token)
                 if guess.token != token:
                     break
@@ -82,13 +105,20 @@ def lead_of(text: Text) -> list[int]:
 
 
 class _Plan:
-    """A draft while it grows: what it is expected to add, and which of its tokens are predicted."""
+    """A draft while it grows from what another drafter has proposed, if anything.
 
-    def __init__(self, comb: Comb) -> None:
+    It knows what it is expected to add, which of its tokens are predicted, and what was ``considered``.
+    """
+
+    def __init__(self, comb: Comb, before: Draft) -> None:
         self.comb = comb
         self.expected = 0.0
-        self._gain = 1.0
-        self._predicted: list[int] = []
+        self.considered: list[Guess] = []
+        self._before = before
+        self._gain = math.prod(before.chances) if before.chances else UNSTATED ** len(before)
+        self._states_chances = bool(before.chances) or not before.tokens
+        self._predicted = list(before.predicted)
+        comb.take_over(before)
 
     def gain(self, confidence: float) -> float:
         """The probability that all tokens hold, the next one of this ``confidence`` included."""
@@ -100,11 +130,13 @@ class _Plan:
         if guess.is_predicted:
             self._predicted.append(len(self.comb.tokens))
         self.expected += self._gain
-        self.comb.add(guess.token, others, chance=confidence)
+        # a token that was chosen deterministically has the law that gives nothing else
+        laws = [OneHot(token) for token in (guess.token, *others)] if self._before.laws else ()
+        self.comb.add(guess.token, others, laws, confidence if self._states_chances else None)
 
     def draft(self) -> Draft:
         """The whole."""
-        made = self.comb.draft()
+        made = self.comb.draft(self._before.hidden, self._before.layer)
         return replace(made, predicted=tuple(self._predicted)) if self._predicted else made
 
 
@@ -117,6 +149,7 @@ class LookUp(Drafter):
     """
 
     is_free = True
+    looks_ahead = True
 
     def __init__(self, options: LookUpOptions, config: ModelConfig) -> None:
         super().__init__(options, config)
@@ -146,36 +179,93 @@ class LookUp(Drafter):
 
     def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
         """What followed before, up to γ tokens, as far as it pays, not past an end-of-text token."""
-        drafts: list[Draft] = []
-        price = partial(context.runtime.costs.price, texts=len(texts)) if self._look.adaptive else _free
-        rows = len(texts)
-        for text, gamma in zip(texts, gammas, strict=True):
-            memory = self._memories[text]
+        return self.refine(context, texts, gammas, [Draft()] * len(texts))
+
+    def refine(
+        self, context: Context, texts: Sequence[Text], gammas: Sequence[int], drafts: Sequence[Draft]
+    ) -> list[Draft]:
+        """Go on after ``drafts``, up to this drafter's own γ, with what followed such an end before."""
+        found: list[Draft] = []
+        price = self._price(context, len(texts))
+        rows = len(texts) + sum(map(len, drafts))
+        for text, gamma, before in zip(texts, gammas, drafts, strict=True):
+            memory, most = self._memories[text], min(gamma, self.options.gamma)
             memory.update(text.tokens)
-            plans = [self._plan(text, gamma, chain, price, rows) for chain in memory.chains()]
-            drafts.append(max(plans, key=lambda plan: plan.expected).draft())
-            rows += len(drafts[-1])
-        return drafts
+            plans = self._plans(text, most, before, partial(_at, price, rows))
+            memory.considered += [(before.tokens, plan.considered) for plan in plans]
+            found.append(max(plans, key=lambda plan: plan.expected).draft())
+            rows += len(found[-1]) - len(before)
+        return found
+
+    def ahead(
+        self, context: Context, texts: Sequence[Text], drafts: Sequence[Draft], fans: Sequence[Sequence[int]]
+    ) -> list[Ahead]:
+        """What followed before where another token than the draft's comes, one that stood in its place once."""
+        price = partial(_at, self._price(context, len(texts)), len(texts))
+        return [
+            Ahead(dict(self._outcomes(text, draft, fan, price)))
+            for text, draft, fan in zip(texts, drafts, fans, strict=True)
+        ]
+
+    def adopt(self, text: Text, outcome: Outcome) -> None:
+        """What was considered for this outcome is what the next tokens are compared with."""
+        memory = self._memories[text]
+        memory.considered = [((), memory.ahead[outcome])]
+
+    def _outcomes(
+        self, text: Text, draft: Draft, fan: Sequence[int], price: Callable[[int], float]
+    ) -> Iterator[tuple[Outcome, Draft]]:
+        memory = self._memories[text]
+        memory.update(text.tokens)
+        memory.ahead = {}
+        for accepted, bonus in memory.likely(draft.tokens, fan):
+            before = (*draft.tokens[:accepted], bonus)
+            gamma = min(self.options.gamma, text.room() - len(before))
+            if gamma <= 0 or bonus in self.config.eos_token_ids:
+                continue
+            known = Draft(before, chances=(1.0,) * len(before))
+            plans = self._plans(text, len(before) + gamma, known, price)
+            best = max(plans, key=lambda plan: plan.expected)
+            outcome = Outcome(accepted, bonus)
+            memory.ahead[outcome] = best.considered
+            yield outcome, after(best.draft(), len(before))
+
+    def _price(self, context: Context, texts: int) -> Callable[[int], float]:
+        """What a row beside n others must bring at least."""
+        return partial(context.runtime.costs.price, texts=texts) if self._look.adaptive else _free
+
+    def _plans(self, text: Text, gamma: int, before: Draft, price: Callable[[int], float]) -> list[_Plan]:
+        """As much of each source as pays; a row must bring ``price(n)`` where n are added before it."""
+        chains = self._memories[text].chains(before.tokens)
+        return [self._plan(text, gamma, before, chain, price) for chain in chains]
 
     def _plan(
-        self, text: Text, gamma: int, chain: Iterable[Guess], price: Callable[[int], float], rows: int
+        self, text: Text, gamma: int, before: Draft, chain: Iterable[Guess], price: Callable[[int], float]
     ) -> _Plan:
-        """As much of a chain as pays, in a pass of ``rows`` rows so far; one beside n must bring ``price(n)``."""
-        memory, comb = self._memories[text], Comb(self._look, text.room(), gamma)
-        plan, considered = _Plan(comb), list[Guess]()
-        memory.considered.append(considered)
-        for guess in chain if gamma else ():
-            considered.append(guess)
-            confidence = memory.trust.rate(guess.kind)
+        trust, comb = self._memories[text].trust, Comb(self._look, text.room(), max(gamma, len(before)))
+        plan = _Plan(comb, before)
+        if len(before) >= gamma or self._is_ended(comb):
+            return plan
+        rows = 0
+        for guess in chain:
+            plan.considered.append(guess)
+            confidence = trust.rate(guess.kind)
             others = guess.others[: comb.width]
             gain = plan.gain(confidence)
             if confidence < self._look.confidence or gain < MARGIN * price(rows) * (1 + len(others)):
                 break
             plan.add(guess, others, confidence)
             rows += 1 + len(others)
-            if len(comb.tokens) == gamma or guess.token in self.config.eos_token_ids:
+            if len(comb.tokens) == gamma or self._is_ended(comb):
                 break
         return plan
+
+    def _is_ended(self, comb: Comb) -> bool:
+        return bool(comb.tokens) and comb.tokens[-1] in self.config.eos_token_ids
+
+
+def _at(price: Callable[[int], float], rows: int, more: int) -> float:
+    return price(rows + more)
 
 
 def _free(_rows: int) -> float:

@@ -83,11 +83,13 @@ class Moe(FixedSelfDraft):
         super().end(text)
         del self._gates[text]
 
-    def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
+    def refine(
+        self, context: Context, texts: Sequence[Text], gammas: Sequence[int], drafts: Sequence[Draft]
+    ) -> list[Draft]:
         """As long as the gate of each text allows, and no longer."""
         if self._has_gate:
             gammas = [self._allowed(text, len(texts), gamma) for text, gamma in zip(texts, gammas, strict=True)]
-        return super().propose(context, texts, gammas)
+        return super().refine(context, texts, gammas, drafts)
 
     def _allowed(self, text: Text, texts: int, gamma: int) -> int:
         is_fixed = text.sampling.is_greedy or text.sampling.coupled  # whatever is drafted, the text is the same

@@ -65,36 +65,42 @@ class _Index(Memory):
                 del places[:-KEPT_OCCURRENCES]
         self._done = len(known)
 
-    def chains(self) -> list[Iterator[Guess]]:
+    def chains(self, ahead: Sequence[int] = ()) -> list[Iterator[Guess]]:
         """What followed the latest occurrence of the longest n-gram."""
-        return [self._guesses()]
+        return [self._guesses(ahead)]
 
-    def _guesses(self) -> Iterator[Guess]:
+    def _guesses(self, ahead: Sequence[int]) -> Iterator[Guess]:
         tokens, known = self._tokens, len(self._tokens)
-        places = self._find()
-        length = _match(tokens, places[-1]) if places else 0
-        drafted: list[int] = []
+        tail = [*tokens[-max(LENGTHS[-1], self._sizes[-1]) :], *ahead]
+        places = self._find(tail)
+        length = self._match(places[-1], tail) if places else 0
+        beyond, depth = list(ahead), 0
         while places:
-            ahead = len(drafted)
-            at = places[-1] + ahead  # the latest occurrence; past the end the draft repeats itself
-            token = tokens[at] if at < known else drafted[at - known]
+            at = places[-1] + depth  # the latest occurrence; past the end the draft repeats itself
+            token = tokens[at] if at < known else beyond[at - known]
             if token == SEPARATOR:
                 return
-            agreeing = [p for p in places if p + ahead < known and tokens[p + ahead] == token]
+            agreeing = [p for p in places if p + depth < known and tokens[p + depth] == token]
             is_predicted = at < self._lead
             evidence = Evidence.PREDICTED if is_predicted else agreement(len(agreeing), len(places))
-            others = dict.fromkeys(tokens[p + ahead] for p in reversed(places) if p + ahead < known)
+            others = dict.fromkeys(tokens[p + depth] for p in reversed(places) if p + depth < known)
             beside = [other for other in others if other not in {token, SEPARATOR}]
-            yield Guess(token, kind_of(evidence, length + ahead), beside, is_predicted)
-            drafted.append(token)
+            yield Guess(token, kind_of(evidence, length + depth), beside, is_predicted)
+            beyond.append(token)
+            depth += 1
             places = [*(p for p in agreeing if p != places[-1]), places[-1]]
 
-    def _find(self) -> list[int]:
+    def _find(self, tail: Sequence[int]) -> list[int]:
         """Where the longest n-gram that ends the text and stood before went on; the latest place comes last."""
         for size in reversed(self._sizes):
-            if size <= len(self._tokens) and (places := self._followers.get(tuple(self._tokens[-size:]))):
+            if size <= len(tail) and (places := self._followers.get(tuple(tail[-size:]))):
                 return places
         return []
+
+    def _match(self, place: int, tail: Sequence[int]) -> int:
+        """How many tokens before ``place`` equal the last ones, as far as it matters."""
+        tokens, most = self._tokens, min(place, LENGTHS[-1], len(tail))
+        return next((i for i in range(most) if tokens[place - 1 - i] != tail[-1 - i]), most)
 
 
 class Ngram(LookUp):
@@ -114,9 +120,3 @@ class Ngram(LookUp):
     def memory(self, text: Text) -> Memory:
         """An index of n-grams."""
         return _Index(self._settings, lead_of(text))
-
-
-def _match(tokens: Sequence[int], place: int) -> int:
-    """How many tokens before ``place`` equal the last ones, as far as it matters."""
-    most = min(place, LENGTHS[-1])
-    return next((i for i in range(most) if tokens[place - 1 - i] != tokens[-1 - i]), most)

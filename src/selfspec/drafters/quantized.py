@@ -46,11 +46,13 @@ class Quantized(StepDrafter):
     Options = QuantizedOptions
     name = "quantized"
     summary = "the same model in fewer bits, on the same cache (runtime cpu); extra weights, no extra KV"
+    usual_alpha = 0.7
 
     def __init__(self, options: QuantizedOptions, config: ModelConfig) -> None:
         super().__init__(options, config)
         self._bits = options.draft_bits
         self._light: Runtime | None = None
+        self._share: float | None = None
 
     def bind(self, host: Host) -> None:
         """Pack and open the lighter weights."""
@@ -64,6 +66,7 @@ class Quantized(StepDrafter):
                 f"{' or '.join(map(str, possible))}"
             )
         self._light = host.open_model(bits=bits, **target.placement).runtime
+        self._share = self._light.pass_bytes / target.pass_bytes
         assert self._light.config == self.config
 
     def _why(self, target: Runtime) -> str:
@@ -76,6 +79,11 @@ class Quantized(StepDrafter):
         )
 
     @property
+    def step_share(self) -> float | None:
+        """Bytes of a pass ÷ those of the target's."""
+        return self._share
+
+    @property
     def runs(self) -> str:
         """The precision."""
         return "unbound" if self._light is None else self._light.precision
@@ -86,8 +94,8 @@ class Quantized(StepDrafter):
         return Extra() if self._light is None else Extra(weights=self._light.weight_bytes)
 
     def step(self, context: Context, growing: Sequence[Growing]) -> Array:
-        """All layers of the lighter model over the last token of each draft."""
+        """All layers of the lighter model over the next rows of each draft."""
         assert self._light is not None, "no engine has bound this drafter"
-        texts, tokens = [chain.text for chain in growing], [chain.last for chain in growing]
-        hidden, _ = context.step(context.full, texts, tokens, growing[0].depth, self._light)
+        texts, rows = [chain.text for chain in growing], [chain.rows for chain in growing]
+        hidden, _ = context.step(context.full, texts, rows, [chain.depth for chain in growing], self._light)
         return self._light.logits(hidden)

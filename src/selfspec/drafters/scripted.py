@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from selfspec.drafters.base import Drafter, DraftOptions
 from selfspec.errors import OptionError
-from selfspec.types import Draft
+from selfspec.types import Draft, OneHot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,6 +40,26 @@ class Scripted(Drafter):
     def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:  # noqa: ARG002
         """What the script says; raises OptionError for a token outside the vocabulary."""
         return [self._draft(text.tokens, gamma) for text, gamma in zip(texts, gammas, strict=True)]
+
+    def refine(
+        self,
+        context: Context,  # noqa: ARG002
+        texts: Sequence[Text],
+        gammas: Sequence[int],
+        drafts: Sequence[Draft],
+    ) -> list[Draft]:
+        """What the script says after ``drafts``."""
+        return [
+            self._after(text, before, min(gamma, self.options.gamma))
+            for text, gamma, before in zip(texts, gammas, drafts, strict=True)
+        ]
+
+    def _after(self, text: Text, before: Draft, gamma: int) -> Draft:
+        if len(before) >= gamma:
+            return before
+        more = self._draft([*text.tokens, *before.tokens], gamma - len(before)).tokens
+        laws = None if before.laws is None else (*before.laws, *map(OneHot, more))
+        return replace(before, tokens=(*before.tokens, *more), laws=laws, chances=())
 
     def _draft(self, tokens: Sequence[int], gamma: int) -> Draft:
         draft = tuple(self._script(tokens, gamma))[:gamma]

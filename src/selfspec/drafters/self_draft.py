@@ -8,9 +8,11 @@ beyond the committed length and are overwritten, so no draft needs a cache of it
 from __future__ import annotations
 
 from abc import abstractmethod
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from selfspec.drafters.steps import Growing, StepDrafter
+from selfspec.errors import OptionError
 from selfspec.types import Array, Draft, namespace
 
 if TYPE_CHECKING:
@@ -37,12 +39,17 @@ class SelfDraft(StepDrafter):
         return found.values()
 
     def step(self, context: Context, growing: Sequence[Growing]) -> Array:
-        """Run the plan and the head over the last token of each draft; the states of shared layers are kept."""
-        texts, tokens = [chain.text for chain in growing], [chain.last for chain in growing]
-        hidden, kept = context.step(self.plan_of(texts[0]), texts, tokens, growing[0].depth)
+        """Run the plan and the head over the next rows of each draft; the states of shared layers are kept.
+
+        Rows of guesses go on from the states that a shallower draft has left.
+        """
+        texts, rows = [chain.text for chain in growing], [chain.rows for chain in growing]
+        begun = [Draft() if chain.depth else chain.before for chain in growing]
+        depths = [chain.depth for chain in growing]
+        hidden, kept = context.step(self.plan_of(texts[0]), texts, rows, depths, begun=begun)
         if kept is not None:
-            for i, chain in enumerate(growing):
-                chain.kept.append(kept[i : i + 1])
+            for chain, (start, stop) in zip(growing, pairwise(accumulate(map(len, rows), initial=0)), strict=True):
+                chain.states = kept[start:stop]
         return context.runtime.logits(hidden)
 
     def finish(self, chain: Growing) -> Draft:
@@ -51,6 +58,14 @@ class SelfDraft(StepDrafter):
             return chain.comb.draft()
         states = namespace(chain.kept[0]).concat(chain.kept, axis=0)
         return chain.comb.draft(states, self.plan_of(chain.text).shared_prefix)
+
+
+def require_rows_aside(name: str, config: ModelConfig) -> None:
+    """Raise OptionError where a drafter that searches with `Context.replay` cannot."""
+    if config.recurrences:
+        raise OptionError(
+            f"{name} runs rows aside, which recurrent layers ({config.family}) cannot: use layer_skip"
+        )
 
 
 class FixedSelfDraft(SelfDraft):

@@ -163,6 +163,19 @@ def fastest(context: Context, found: Sequence[Candidate], length: int, most_gamm
     return max(choices, key=lambda choice: choice.speedup)
 
 
+def matchness(context: Context, text: Text, plan: LayerPlan, window: int) -> float:
+    """The share of the latest ``window`` tokens of ``text`` that are what ``plan`` holds for the likeliest (SWIFT).
+
+    Each is foretold from the place of the token before it, after the full model's view of the rest: the first
+    token of a draft. Places are those of the text, from 1 on; ``window`` rows run aside.
+    """
+    last = len(text.tokens) - 1
+    positions = np.arange(last - window, last)
+    tokens = np.asarray(text.tokens[last - window :])
+    states, _ = context.replay(plan, text, context.runtime.embed(tokens[:-1].tolist(), positions), positions)
+    return float((on_host(context.runtime.logits(states)).argmax(axis=1) == tokens[1:]).mean())
+
+
 def cosines(states: Array, target: Array) -> float:
     """Mean cosine of the rows [r, d] of two arrays."""
     xp = namespace(states)

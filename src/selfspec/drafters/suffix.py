@@ -68,14 +68,14 @@ class _Seen(Memory):
         self._tail = tokens[-DEPTH:]
         self._automaton.extend(tokens[self._automaton.size - self._lead :])
 
-    def chains(self) -> list[Iterator[Guess]]:
+    def chains(self, ahead: Sequence[int] = ()) -> list[Iterator[Guess]]:
         """What followed the longest suffix, in the text and in the corpus."""
-        own = self._guesses()
-        return [own] if self._corpus is None else [own, self._from_corpus(self._corpus)]
+        own = self._guesses(ahead)
+        return [own] if self._corpus is None else [own, self._from_corpus(self._corpus, ahead)]
 
-    def _from_corpus(self, corpus: Corpus) -> Iterator[Guess]:
+    def _from_corpus(self, corpus: Corpus, ahead: Sequence[int]) -> Iterator[Guess]:
         """The most frequent token at the places of the longest match, then at those of them that agree."""
-        length, places = corpus.find(self._tail)
+        length, places = corpus.find([*self._tail, *ahead][-DEPTH:] if ahead else self._tail)
         while places and length >= self._options.min_match:
             seen = Counter(corpus.tokens[place] for place in places)
             (token, agreeing), *rest = seen.most_common()
@@ -88,9 +88,9 @@ class _Seen(Memory):
             places = [place + 1 for place in places if corpus.tokens[place] == token and place < end]
             length += 1
 
-    def _guesses(self) -> Iterator[Guess]:
+    def _guesses(self, ahead: Sequence[int]) -> Iterator[Guess]:
         automaton = self._automaton
-        state, length = automaton.match()
+        state, length = automaton.match(ahead)
         while state != ROOT and length >= self._options.min_match:
             if not (ranked := self._ranked(state)):
                 is_end = not automaton.continuations(state, 1)  # of the text: the draft repeats itself

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from selfspec.drafters.comb import chain_of
+from selfspec.drafters.evidence import promised
 from selfspec.types import Draft
 
 if TYPE_CHECKING:
@@ -13,12 +15,15 @@ if TYPE_CHECKING:
 
     from selfspec.context import Context, Text
     from selfspec.drafters.base import Drafter
-    from selfspec.drafters.evidence import Counts, Estimate, Knowledge, Record
+    from selfspec.drafters.evidence import Estimate, Knowledge, Record, Rounds
     from selfspec.drafters.explain import Tally
 
 _LEAST_PROBE = 0.05  # passes, whatever the clock says
-_EARLY = 64  # rounds of an engine in which a probe is always thought of
+_ENOUGH = 6.0  # tokens at a depth that tell whether drafts should be longer
+_IDLE = 8  # rounds for which an offer that does not pay is not thought of again
+_THINK = 8  # the most rounds until a probe is thought of again
 PLAIN = -1  # no candidate
+NOTHING = Draft()
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,20 +50,20 @@ class Choice:
 class Memory:
     """What is kept for one text, and what was decided for it in this round."""
 
-    own: list[Counts]
+    rounds: Rounds
     estimates: list[Estimate]
     tally: Tally
     benefit: list[float]  # tokens that one look-up brings
     asked: dict[int, Draft] = field(default_factory=dict)
     probed: int | None = None
     by: int = PLAIN
-    draft: Draft = field(default_factory=Draft)
+    draft: Draft = NOTHING
     net: float = 0.0
     kept: int = 0  # rows that resume
 
     def forget(self) -> None:
         """A new round begins."""
-        self.asked, self.probed, self.by, self.draft, self.net, self.kept = {}, None, PLAIN, Draft(), 0.0, 0
+        self.asked, self.probed, self.by, self.draft, self.net, self.kept = {}, None, PLAIN, NOTHING, 0.0, 0
 
     def take(self, candidate: int, draft: Draft, net: float) -> None:
         """Verify this draft."""
@@ -110,11 +115,8 @@ class Turn:
         self._context, self._costs = context, context.runtime.costs
         self._choices, self._knowledge = choices, knowledge
         self._rows, self._rate = rows, rate
+        self._dear = [i for i, choice in enumerate(choices) if not choice.drafter.is_free]
         self.seats: list[Seat] = []
-
-    @property
-    def _dear(self) -> list[int]:
-        return [i for i, choice in enumerate(self._choices) if not choice.drafter.is_free]
 
     def look_up(self, i: int) -> None:
         """Ask a free drafter, and take of its drafts what pays."""
@@ -124,13 +126,16 @@ class Turn:
         record = self._choices[i].record
         found, passes = self._ask(i, seats, [seat.gamma for seat in seats])
         record.step.learn(passes, len(seats))
+        if not record.is_proven:
+            return
         for seat, draft in zip(seats, found, strict=True):
             assert draft.laws is None, "a drafter that is_free must not draw its drafts"
-            if record.is_proven and draft.tokens:
-                count, net = self._best_length(seat.memory.estimates[i], draft)
+            if draft.tokens:
+                count, net = self._worth(i, seat.memory, draft)
                 if net > seat.memory.net:
                     self._rows += count - len(seat.memory.draft)
-                    seat.memory.take(i, draft if draft.parents else _cut(draft, count), net)
+                    whole = count == len(draft)
+                    seat.memory.take(i, draft if whole else chain_of(draft, count), net)
 
     def _is_worth_asking(self, i: int, memory: Memory) -> bool:
         takes = self._choices[i].record.step.value(0.0)
@@ -141,28 +146,34 @@ class Turn:
         self._knowledge.asking.spend(takes)
         return True
 
-    def _best_length(self, estimate: Estimate, draft: Draft) -> tuple[int, float]:
-        """How many tokens of a draft are worth most, and how much; of a tree all."""
-        gains = estimate.gains(len(draft.widths), draft.chances)
-        plain = self._costs.v(self._rows)
-        counts = [len(draft)] if draft.parents else range(1, len(draft) + 1)
-        nets = [
-            (gains[min(count, len(gains)) - 1] - self._rate * (self._costs.v(self._rows + count) - plain), count)
-            for count in counts
-        ]
-        net, count = max(nets)
-        return count, net
+    def _worth(self, i: int, memory: Memory, draft: Draft) -> tuple[int, float]:
+        """How many tokens of a draft are worth most, and how much.
 
-    def _offer(self, i: int, hopeful: bool = False) -> Offer:
-        """What a draft that runs layers is worth at most, its γ, and the texts that take part."""
+        A tree, and a draft whose length its drafter has judged, by rates of its own, are taken whole or not at all.
+        """
+        gains = None if draft.chances else memory.estimates[i].gains(len(draft.widths))
+        rows, rate, v = self._rows, self._rate, self._costs.v
+        plain = v(rows)
+        if gains is None or draft.parents:
+            honest = self._choices[i].record.honesty * promised(draft.chances) if gains is None else gains[-1]
+            return len(draft), honest - rate * (v(rows + len(draft)) - plain)
+        count = 1 + max(range(len(gains)), key=lambda depth: gains[depth] - rate * (v(rows + depth + 1) - plain))
+        return count, gains[count - 1] - rate * (v(rows + count) - plain)
+
+    def _offer(self, i: int, hopeful: bool = False, beside_none: bool = False) -> Offer:
+        """What a draft that runs layers is worth at most, its γ, and the texts that take part.
+
+        It is compared with what the texts have already, or with no draft.
+        """
         most = self._choices[i].drafter.options.gamma
-        gains = [
-            (seat, seat.memory.estimates[i].gains(min(most, seat.gamma), hopeful=hopeful)) for seat in self.seats
-        ]
+        gains = [(seat, seat.memory.estimates[i].gains(min(most, seat.gamma), hopeful)) for seat in self.seats]
         best: Offer = (0.0, 0, [])
         before = -math.inf
         for gamma in range(1, max(len(gain) for _, gain in gains) + 1):
-            more = [(gain[min(gamma, len(gain)) - 1] - seat.memory.net, seat) for seat, gain in gains]
+            more = [
+                (gain[min(gamma, len(gain)) - 1] - (0.0 if beside_none else seat.memory.net), seat)
+                for seat, gain in gains
+            ]
             more.sort(key=lambda pair: -pair[0])
             nets = [self._value(i, [gain for gain, _ in more[:count]], gamma) for count in range(1, len(more) + 1)]
             net = max(nets)
@@ -183,7 +194,7 @@ class Turn:
 
     def run_best(self) -> bool:
         """Draft with the layers that are worth most, if any are; the other texts keep what they have."""
-        offers = {i: self._offer(i) for i in self._dear if self._choices[i].record.is_proven}
+        offers = {i: self._offer(i) for i in self._dear if self._may_pay(i)}
         best = max(offers, key=lambda i: offers[i][0], default=None)
         if best is None or not offers[best][2]:
             return False
@@ -191,54 +202,106 @@ class Turn:
         net, gamma, seats = offers[chosen]
         found, passes = self._ask(chosen, seats, [min(gamma, seat.gamma) for seat in seats])
         self._learn_step(chosen, found, passes)
+        self._choices[best].record.paid()
         for seat, draft in zip(seats, found, strict=True):
             seat.memory.take(chosen, draft, net)
         return True
 
+    def _may_pay(self, i: int) -> bool:
+        """Whether a draft is worth more than none: where it is not, that is not asked again for some rounds."""
+        record = self._choices[i].record
+        if not record.is_proven or record.idle > self._knowledge.now:
+            return False
+        if self._offer(i, beside_none=True)[2]:
+            return True
+        record.idle = self._knowledge.now + _IDLE
+        return False
+
     def _rival(self, best: int, offers: dict[int, Offer]) -> int:
         """Now and then another one drafts in place of the best: one that could be better, if it were always right.
 
-        It drafts one token; what that is expected to lose is paid for like a probe.
+        Or the best one drafts a token more, if that could be better. What is expected to be lost is paid for like a
+        probe.
         """
-        most, seats = offers[best][0], offers[best][2]
-        hopes = {i: self._offer(i, hopeful=True)[0] for i in self._dear if i != best}
-        rival = max(hopes, key=hopes.__getitem__, default=best)
-        if rival == best or hopes[rival] <= most:
-            return best
-        return rival if self._pays_for(rival, seats, offers, most) else best
+        most, gamma, seats = offers[best]
+        hopes = {i: self._offer(i, hopeful=True) for i in {best, *self._due}}
+        rival = max(hopes, key=lambda i: hopes[i][0])
+        if rival != best and hopes[rival][0] > most and self._pays_for(rival, seats, offers, most):
+            self._choices[rival].record.tried(self._knowledge.now)
+            return rival
+        if hopes[best][1] > gamma and self._choices[best].record.counts.seen(gamma)[1] < _ENOUGH:
+            self._lengthen(best, offers)
+        return best
 
-    def _pays_for(self, i: int, seats: list[Seat], offers: dict[int, Offer], instead: float = 0.0) -> bool:
-        """Draft one token for each of ``seats`` in any case, if what is lost against ``instead`` can be paid."""
-        gains = [seat.memory.estimates[i].gains(1)[0] - seat.memory.net for seat in seats]
-        net = self._value(i, gains, 1)
+    def _lengthen(self, i: int, offers: dict[int, Offer]) -> None:
+        """Draft a token more than is best, if what is expected to be lost can be paid."""
+        most, gamma, seats = offers[i]
+        gains = [(seat.memory.estimates[i].gains(gamma + 1), seat.memory.net) for seat in seats]
+        net = self._value(i, [gain[min(gamma, len(gain) - 1)] - net for gain, net in gains], gamma + 1)
+        lost = max((most - net) / self._rate, 0.0)
+        if self._knowledge.probes.allows(lost):
+            self._knowledge.probes.spend(lost)
+            offers[i] = (net, gamma + 1, seats)
+
+    def _pays_for(self, i: int, seats: list[Seat], offers: dict[int, Offer], instead: float) -> bool:
+        """Draft for ``seats`` in any case, if what is expected to be lost against ``instead`` can be paid."""
+        most = min(self._choices[i].drafter.options.gamma, *(seat.gamma for seat in seats))
+        gains = [(seat.memory.estimates[i].gains(most), seat.memory.net) for seat in seats]
+        net, gamma = max(
+            (self._value(i, [gain[min(gamma, len(gain)) - 1] - net for gain, net in gains], gamma), gamma)
+            for gamma in range(1, most + 1)
+        )
         lost = max((instead - net) / self._rate, 0.0)
         if not self._knowledge.probes.allows(lost):
             return False
         self._knowledge.probes.spend(lost)
-        offers[i] = (net, 1, seats)
+        offers[i] = (net, gamma, seats)
         return True
 
     def probe(self) -> None:
-        """See what the most promising of the drafters that do not pay would have said, where time allows it."""
-        worth: dict[int, float] = {}
-        for i in self._dear:
-            record = self._choices[i].record
-            if not record.was_right and record.counts.now > _EARLY and record.counts.now % 2:
-                continue  # thinking of it takes time too
-            takes = max(self._choices[i].c - self._choices[i].f, _LEAST_PROBE)
-            debt = 1.0 if record.was_right else 0.0
-            if self._knowledge.probes.allows(takes, debt):
-                worth[i] = self._offer(i, hopeful=True)[0] / takes
+        """See what the most promising of the drafters that do not pay would have said, where time allows it.
+
+        Where the time that is saved up does not allow it, nobody else is asked meanwhile: a dear drafter would
+        never have its turn beside cheap ones.
+        """
+        known = self._knowledge
+        if known.now < known.think_at:  # thinking of it takes time too
+            return
+        seats = [seat for seat in self.seats if seat.memory.by == PLAIN]
+        if not seats and not known.probes.is_full:  # rows of a look-up begin at layer 0: nothing would be saved
+            return
+        worth = {i: self._hope(i) / self._probe_takes(i) for i in self._due}
         i = max(worth, key=worth.__getitem__, default=PLAIN)
         if i == PLAIN or worth[i] <= 0.0:
+            known.think_at = known.now + _THINK
             return
-        seat = self.seats[self._choices[i].record.counts.now % len(self.seats)]
+        record, takes = self._choices[i].record, self._probe_takes(i)
+        if not known.probes.allows(takes, debt=1.0 if record.was_right else 0.0):
+            known.think_at = known.now + min(known.probes.wait(takes), _THINK)
+            return
+        seats = seats or self.seats
+        seat = seats[known.now % len(seats)]
         (draft,), passes = self._ask(i, [seat], [1])
         self._learn_step(i, [draft], passes)
-        saved = 0.0 if draft.hidden is None else self._choices[i].f
-        self._knowledge.probes.spend(max(passes - saved, _LEAST_PROBE))
+        saved = 0.0 if draft.hidden is None or self._rows > 1 else self._choices[i].f
+        known.probes.spend(max(passes - saved, _LEAST_PROBE))
+        record.tried(self._knowledge.now)
         seat.memory.probed = i
         seat.memory.resume(draft)
+
+    @property
+    def _due(self) -> list[int]:
+        """Those that may be tried in spite of what is known."""
+        records = {i: self._choices[i].record for i in self._dear}
+        return [i for i, record in records.items() if record.was_right or record.due <= self._knowledge.now]
+
+    def _hope(self, i: int) -> float:
+        """What a draft would be worth if it were right, times how likely the first token is."""
+        hoped = self._offer(i, hopeful=True)[0]
+        return hoped * max(seat.memory.estimates[i].chance(0, 0.0) for seat in self.seats) if hoped else 0.0
+
+    def _probe_takes(self, i: int) -> float:
+        return max(self._choices[i].c - self._choices[i].f, _LEAST_PROBE)
 
     def _ask(self, i: int, seats: list[Seat], gammas: list[int]) -> tuple[list[Draft], float]:
         """The drafts of a candidate, and how many passes they took."""
@@ -258,9 +321,3 @@ class Turn:
         work = sum(self._costs.v(sum(count > depth for count in steps)) for depth in range(max(steps, default=0)))
         if work:
             self._choices[i].record.step.learn(passes, work)
-
-
-def _cut(draft: Draft, count: int) -> Draft:
-    """The first ``count`` tokens of a chain that was chosen deterministically."""
-    predicted = tuple(i for i in draft.predicted if i < count)
-    return Draft(draft.tokens[:count], predicted=predicted, chances=draft.chances[:count])

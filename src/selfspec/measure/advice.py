@@ -57,7 +57,7 @@ def _lighter(planner: Planner) -> Iterator[tuple[str, tuple[int | None, str | No
         if own > 16:
             yield "--dtype bfloat16", (16, None)
         return
-    fewer: list[int | None] = [None, *(bits for bits in (16, 8, 4) if bits < own)]
+    fewer: list[int | None] = [None, *(bits for bits in (16, 8, 4) if bits < own and planner.can_pack)]
     kept: list[str | None] = [None, *(["int8"] if sizes.kv_precision != "int8" else [])]
     # bits that are not changed stay what was asked for, and so does the cache
     for bits, kv in product(fewer, kept):

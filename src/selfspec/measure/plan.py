@@ -16,6 +16,7 @@ from selfspec.errors import OptionError
 from selfspec.loading import PLACING, runtime_for
 from selfspec.measure.advice import recommendation, remedies
 from selfspec.measure.html import html_table, html_text
+from selfspec.measure.prices import can_pack
 from selfspec.measure.quantities import bytes_of, size, tokens_of, weights_of
 from selfspec.measure.sizes import Sizes, native_sizes, plain_sizes
 from selfspec.measure.ways import PLAIN, Second, Way, needs, ways
@@ -293,6 +294,11 @@ class Planner:
     def concurrency(self) -> int:
         """Texts at once."""
         return self._options.concurrency
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether other bits are possible."""
+        return can_pack(self._model)
 
     @property
     def bits(self) -> int | None:

@@ -22,6 +22,7 @@ import numpy as np
 from selfspec.context import Context, Text
 from selfspec.control import best_gamma, speedup
 from selfspec.drafters.layer_skip import plan_without, skip_of
+from selfspec.drafters.proposals import load_optuna
 from selfspec.drafters.skip_search import candidates, cosines, sub_layers_of
 from selfspec.errors import OptionError
 from selfspec.measure.ours import BASELINE, DrafterColumn
@@ -311,7 +312,7 @@ class PlanSearch:
 
     def _bayesian(self, trials: int) -> Iterator[LayerPlan]:
         """What a tree-structured Parzen estimator asks for, which knows the best plan so far."""
-        optuna = _optuna()
+        optuna = load_optuna()
         sampler = optuna.samplers.TPESampler(seed=self.options.seed, n_startup_trials=max(2, trials // 5))
         study = optuna.create_study(direction="maximize", sampler=sampler)
         full = LayerPlan.full(self._layers).steps
@@ -334,12 +335,3 @@ class PlanSearch:
 
 def _name(step: SubLayer) -> str:
     return f"{step.part} {step.layer}"
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise OptionError("optuna is missing; install it with: pip install 'selfspec[search]'") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna

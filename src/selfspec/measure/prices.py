@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from selfspec.drafters import available, drafter_class
 from selfspec.errors import OptionError
 from selfspec.measure.sizes import Sizes, native_sizes, sizes_of
-from selfspec.model.load import config_of
+from selfspec.model.load import config_of, locate
 from selfspec.request import draft_buffers
 from selfspec.runtime.cpu_model import lacking
 from selfspec.runtime.packing import BITS
@@ -69,7 +69,14 @@ def in_fewer_bits(model: str, sizes: Sizes) -> list[Sizes]:
     """The same model as the native core holds it in 8 and 4 bits, where that is fewer than it has."""
     own = BITS.get(sizes.precision.partition(",")[0], 64)
     config = sizes.config
-    return [] if lacking(config) else [native_sizes(model, config, bits) for bits in (8, 4) if bits < own]
+    if lacking(config) or not can_pack(model):
+        return []
+    return [native_sizes(model, config, bits) for bits in (8, 4) if bits < own]
+
+
+def can_pack(model: str) -> bool:
+    """Whether the native core can hold a model in other bits; a folder of packed weights has its own."""
+    return locate(model)[0] != "packed"
 
 
 def share(drafter: Drafter, sizes: Sizes) -> float | None:

@@ -62,7 +62,7 @@ class BenchOptions(Workload):
     """The flags of ``selfspec bench`` that say what is measured."""
 
     drafts: str = option(
-        "plain,ngram", "Columns: drafters with commas, each with its options as early_exit:exit_layer=15:gamma=4."
+        "plain,auto", "Columns: drafters with commas, each with its options as early_exit:exit_layer=15:gamma=4."
     )
     rivals: str = option("", "Columns: other programs, in the same spelling, as transformers,llama.cpp.")
     repeats: int = option(3, "How often every prompt is measured; each gives one pair per column.")

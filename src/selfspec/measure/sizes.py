@@ -19,6 +19,8 @@ from selfspec.runtime.parts import parts_of
 if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
 
+_PACKED = ("gguf", "packed")  # what the core holds as it is stored, with the padding of its matrices
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -121,7 +123,7 @@ def native_sizes(model: str, config: ModelConfig, bits: int | None = None, kv: s
 
 
 def sizes_of(model: str, config: ModelConfig, bits: int | None = None, dtype: str | None = None) -> Sizes:
-    """As asked; else a GGUF file as the native core holds it where that runs it, and others as they are stored."""
-    if bits is not None or (dtype is None and locate(model)[0] == "gguf" and default_runtime(config) == "cpu"):
+    """As asked; else GGUF files and packed folders as the native core holds them, and others as they are stored."""
+    if bits is not None or (dtype is None and locate(model)[0] in _PACKED and default_runtime(config) == "cpu"):
         return native_sizes(model, config, bits)
     return plain_sizes(config, dtype)

@@ -30,11 +30,13 @@ class Candidate:
 
     def make(self, host: Host) -> Drafter:
         """A new one."""
-        return drafters.create(self._kind, host.runtime.config, dict(self.options), host)
+        kind, within = self._kind
+        options = drafters.over(self.name, within, dict(self.options))
+        return drafters.create(kind, host.runtime.config, options, host)
 
     @cached_property
-    def _kind(self) -> type[Drafter]:
-        return drafters.drafter_class(self.name)
+    def _kind(self) -> tuple[type[Drafter], dict[str, Any]]:
+        return drafters.resolve(self.name)
 
     def label(self, host: Host) -> str:
         """Its name, what it runs, γ and siblings, on one line."""
@@ -104,7 +106,7 @@ class Trial:
         stats = Stats()
         for round_ in decode(context, [text], drafter):
             stats.add(round_)
-        return Written(text, context.cache, stats, drafter.options.most_tokens + 1)
+        return Written(text, context.cache, stats, drafter.most_tokens + 1)
 
     def drafted(self, name: str) -> Iterator[tuple[Candidate, str, Prompt]]:
         """Every drafter on every prompt, and the drafter's label; says so after each drafter."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 VARIABLE = "SELFSPEC_CACHE"
 FORMAT = 1  # of an entry; a new number makes all entries anew
 MANIFEST = "selfspec.json"
+COPIED = {"texts": "copied"}  # noted where configuration and tokenizer are still those of a checkpoint
 
 
 def cache_folder() -> Path:
@@ -59,10 +60,10 @@ def converted(
         raise ModelError(f"cannot read {quoted(source)}: {one_line(error.strerror)}") from error
     home = cache_folder()
     entry = home / "-".join(filter(None, (sha256[:32], form, f"v{FORMAT}")))
-    if _problem(entry) is None:
+    if problem_of(entry) is None:
         return entry
     with _writable(home), _turn(entry, source, notify):
-        problem = _problem(entry)  # again: another process may have been faster
+        problem = problem_of(entry)  # again: another process may have been faster
         if problem is None:
             return entry
         _sweep(home, entry)
@@ -73,6 +74,26 @@ def converted(
             notify(f"converting {source.name}, once; the result stays in {entry}")
         _build(source, entry, sha256, convert)
     return entry
+
+
+def write_manifest(folder: Path, about: dict[str, Any]) -> None:
+    """Note size and SHA-256 of every file in a folder, and what it is ``about``."""
+    files = {name: _described(folder / name) for name in sorted(_files(folder))}
+    (folder / MANIFEST).write_text(json.dumps({**about, "files": files}, indent=2), encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What is noted of a folder; empty if there is no such note, or it cannot be read."""
+    try:
+        found = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def has_own_texts(folder: Path) -> bool:
+    """Whether a conversion wrote configuration and tokenizer of a folder, so that they need no mending."""
+    return (folder / MANIFEST).exists() and not COPIED.items() <= read_manifest(folder).items()
 
 
 def checksum(file: Path) -> str:
@@ -116,12 +137,8 @@ def _build(source: Path, entry: Path, sha256: str, convert: Callable[[Path, Path
     scratch = Path(tempfile.mkdtemp(prefix=f"{entry.name}.tmp-", dir=entry.parent))
     try:
         convert(source, scratch)
-        manifest = {
-            "format": FORMAT,
-            "source": {"name": source.name, "size": source.stat().st_size, "sha256": sha256},
-            "files": {path.name: _described(path) for path in sorted(scratch.iterdir())},
-        }
-        (scratch / MANIFEST).write_text(json.dumps(manifest, indent=2))
+        about = {"name": source.name, "size": source.stat().st_size, "sha256": sha256}
+        write_manifest(scratch, {"format": FORMAT, "source": about})
         for path in (*scratch.iterdir(), scratch):
             sync(path)
         scratch.chmod(0o755)
@@ -153,13 +170,13 @@ def _sweep(home: Path, own: Path) -> None:
             pass
 
 
-def _problem(entry: Path) -> str | None:
-    """What is wrong with an entry; None if it is as it was written."""
+def problem_of(entry: Path) -> str | None:
+    """What is wrong with the files of an entry; None if they are as they were written."""
     if not entry.is_dir():
         return "it does not exist"
     try:
         files: dict[str, dict[str, Any]] = json.loads((entry / MANIFEST).read_bytes())["files"]
-        there = {path.name for path in entry.iterdir()} - {MANIFEST}
+        there = _files(entry)
         if there != set(files):
             return f"{', '.join(sorted(there ^ set(files)))} missing or unexpected"
         for name, expected in files.items():
@@ -173,6 +190,12 @@ def _problem(entry: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return one_line(error)
     return None
+
+
+def _files(folder: Path) -> set[str]:
+    """Names of all files of a folder but the manifest, those of inner folders with a slash."""
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    return found - {MANIFEST}
 
 
 def _described(path: Path) -> dict[str, Any]:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_TEXTS = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", "chat_templates/*.jinja",
+)  # fmt: skip
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -87,6 +91,11 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
 def open_texts(folder: Path) -> tuple[ModelConfig, Tokenizer]:
     """Configuration and tokenizer of a folder that may have no weights; raises as ``open_folder``."""
     return _with_tokenizer(folder, read_config(folder))
+
+
+def text_files(folder: Path) -> list[Path]:
+    """The files that `open_texts` reads, of those that there are."""
+    return [path for pattern in _TEXTS for path in sorted(folder.glob(pattern))]
 
 
 def _with_tokenizer(folder: Path, config: ModelConfig) -> tuple[ModelConfig, Tokenizer]:

@@ -12,6 +12,7 @@ from selfspec.model.cache import converted
 from selfspec.model.checkpoint import Checkpoint, open_folder, read_config
 from selfspec.model.embedded import PACKAGED, find_embedded
 from selfspec.model.gguf import convert, gguf_config
+from selfspec.model.packed_folder import is_packed, name_of, only_native, packed_config
 from selfspec.model.reading import expanded, one_line, quoted
 
 if TYPE_CHECKING:
@@ -49,13 +50,15 @@ def find_checkpoint(
     ModelNotFoundError
         It is none of these, or not there.
     UnsupportedModelError
-        An architecture, tokenizer or option that is not covered.
+        An architecture, tokenizer or option that is not covered, or a folder of packed weights.
     CorruptModelError
         A damaged, incomplete or contradictory file.
     ModelError
         The conversion cache cannot be written.
     """
     kind, path, name = locate(model)
+    if kind == "packed":
+        raise only_native(path)
     if kind == "hub":
         path = hub.download(name, notify)
     elif kind == "gguf":
@@ -71,11 +74,13 @@ def config_of(model: str | os.PathLike[str]) -> ModelConfig:
     kind, path, name = locate(model)
     if kind == "hub":
         path = hub.download_config(name)
+    if kind == "packed":
+        return packed_config(path)
     return gguf_config(path) if kind == "gguf" else read_config(path)
 
 
 def locate(model: str | os.PathLike[str]) -> tuple[str, Path, str]:
-    """What was named: ("folder" | "gguf" | "hub", its path, its name)."""
+    """What was named: ("folder" | "packed" | "gguf" | "hub", its path, its name)."""
     if not isinstance(model, str | os.PathLike) or not os.fspath(model):
         raise ModelNotFoundError(f"the model is {one_line(repr(model), 80)}; {_ALLOWED}")
     text = os.fspath(model)
@@ -83,12 +88,20 @@ def locate(model: str | os.PathLike[str]) -> tuple[str, Path, str]:
         return "gguf", find_embedded(text), text
     path = expanded(text)
     if path.is_dir():
-        return "folder", path, path.resolve().name
+        return ("packed", path, name_of(path)) if is_packed(path) else ("folder", path, path.resolve().name)
     if path.is_file():
         return "gguf", _checked_file(path), path.stem
     if isinstance(model, str) and path.suffix != ".gguf" and hub.is_hub_id(text):
         return "hub", path, text
     raise ModelNotFoundError(f"there is no folder or file {quoted(text)}; {_ALLOWED}")
+
+
+def packed_folder(model: str | os.PathLike[str]) -> Path | None:
+    """The folder that was named, if it has packed weights."""
+    if not isinstance(model, str | os.PathLike) or os.fspath(model) in PACKAGED:
+        return None
+    path = expanded(model)
+    return path if path.is_dir() and is_packed(path) else None
 
 
 def _checked_file(path: Path) -> Path:

@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from selfspec.errors import CorruptModelError, ModelNotFoundError
-from selfspec.model.cache import MANIFEST
+from selfspec.model.cache import has_own_texts
 from selfspec.model.reading import Fields, one_line, quoted, read_json_if_there
 from selfspec.model.tokenizer_class import class_of, pipeline_of
 
@@ -60,7 +60,7 @@ class TokenizerFiles:
 
     def _pipeline(self) -> Pipeline | None:
         """The steps that a class puts in the place of those of the file; never in a folder that we converted."""
-        if (self._folder / MANIFEST).exists():
+        if has_own_texts(self._folder):
             return None
         name = class_of(self._settings, self._fields("config.json"), self._folder / "tokenizer.json")
         return pipeline_of(name, self.backend)

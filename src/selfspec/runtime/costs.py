@@ -14,10 +14,10 @@ BEND = 8
 MEMORY = 0.98
 """Weight of a pass among those since: costs drift with the length of the context and the load of the machine."""
 _TRUST = 1.0  # how many passes the prior counts for, times the square of the rows that they are apart
-PACE = 0.75
-"""Weight of what passes without drafts took before in what they take now."""
 JUMP = 1.3
-"""How many times what was expected they take, or the reverse, when the machine has changed."""
+"""How many times what was expected passes without drafts take, or the reverse, when the machine has changed."""
+AGREEING = 3
+"""How many of them in a row say so: one or two may have been disturbed."""
 _SPIKE = 2.0  # a pass that took longer than this many times what was expected was disturbed
 
 
@@ -30,11 +30,11 @@ class PassCosts:
     always the same. Generations that run at once may share it: a lost observation does no harm.
 
     Where passes without drafts suddenly take another time, the machine has changed: all that was seen is scaled to
-    what they take now, and v stays what it was.
+    what they take now, and v stays what it was. Until a few of them agree, they are not learned from.
     """
 
     def __init__(self) -> None:
-        self._pace = 1.0  # of the last passes without drafts, to what the line says
+        self._doubted: list[tuple[int, float]] = []  # passes without drafts that took another time: rows, seconds
         self._line = (1.0, PRIOR, 0.0)
         # sums over the passes, with x = T - 1 and z = max(0, T - 8): of 1, x, z, xx, xz, zz, y, xy, zy
         self._sums = [0.0] * 9
@@ -48,18 +48,37 @@ class PassCosts:
         """Learn from a pass of ``rows`` rows over all layers that took ``seconds``, with what belongs to it."""
         if seconds <= 0.0:
             return
-        if self.a_pass and not has_drafts:
-            ratio = seconds / (self.a_pass * self.v(rows))
-            self._pace *= (min(max(ratio, 1.0 / _SPIKE), _SPIKE) / self._pace) ** (1.0 - PACE)
-            if not 1.0 / JUMP < self._pace < JUMP:
-                self.scale(self._pace)
-        self.observe_parts([(rows, 1.0)], seconds)
+        if has_drafts or not self._is_doubted(rows, seconds):
+            self.observe_parts([(rows, 1.0)], seconds)
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the last pass without drafts took another time than was expected: the next one will tell."""
+        return bool(self._doubted)
+
+    def _is_doubted(self, rows: int, seconds: float) -> bool:
+        """Whether to wait for the next passes without drafts before this one is learned from."""
+        ratio = self._ratio(rows, seconds)
+        if not self.a_pass or 1.0 / JUMP < ratio < JUMP:
+            self._doubted.clear()
+            return False
+        if self._doubted and (self._ratio(*self._doubted[-1]) > 1.0) != (ratio > 1.0):
+            self._doubted.clear()
+        self._doubted.append((rows, seconds))
+        if len(self._doubted) < AGREEING:
+            return True
+        self.scale(sorted(self._ratio(*one) for one in self._doubted)[AGREEING // 2])
+        self._doubted.clear()
+        return False
+
+    def _ratio(self, rows: int, seconds: float) -> float:
+        """What a pass took ÷ what was expected."""
+        return seconds / (self._line[0] * self.v(rows))
 
     def scale(self, ratio: float) -> None:
         """Passes take so many times what they took."""
         self._sums[6:] = [ratio * old for old in self._sums[6:]]
         self._line = (ratio * self._line[0], ratio * self._line[1], ratio * self._line[2])
-        self._pace = 1.0
 
     def observe_parts(self, parts: Sequence[tuple[int, float]], seconds: float) -> None:
         """Learn from a pass of parts that ran other rows each: (rows, share of the time of a pass of one row)."""

@@ -19,6 +19,7 @@ from selfspec.model.checkpoint import open_texts
 from selfspec.model.disk import room
 from selfspec.model.gguf import convert, gguf_kinds
 from selfspec.model.load import config_of, find_checkpoint, locate, silent
+from selfspec.model.packed_folder import open_packed
 from selfspec.model.reading import one_line, quoted
 from selfspec.model.stored import from_safetensors
 from selfspec.runtime.blocks import EXACT_BLOCKS, KIND_OF_BLOCKS
@@ -57,9 +58,9 @@ _SAMPLED_ROWS = 64  # of each matrix, for the error of rounding
 class PackedModel:
     """A model for the native core.
 
-    ``rounding`` is the relative error (root of the mean square, of samples) of the worst matrix that was
-    rounded, 0 where all weights are those of the checkpoint. ``fingerprint`` is the SHA-256
-    of the packed weights.
+    ``folder`` has the packed weights, ``texts`` configuration and tokenizer. ``rounding`` is the relative error
+    (root of the mean square, of samples) of the worst matrix that was rounded, 0 where all weights are those of
+    the checkpoint. ``fingerprint`` is the SHA-256 of the packed weights.
     """
 
     name: str
@@ -68,6 +69,8 @@ class PackedModel:
     weights: PackedWeights
     rounding: float
     fingerprint: str
+    folder: Path
+    texts: Path
 
 
 def find_packed(
@@ -103,19 +106,42 @@ def find_packed(
 
     form = f"cpu-{'stored' if bits is None else KIND_OF_BITS[bits]}-{LAYOUT}"
     kind, path, name = locate(model)
+    if kind == "packed":
+        return _complete(path, name, bits)
     if kind == "gguf":
         entry = converted(path, lambda source, folder: convert(source, folder, write), notify, form)
-        config, tokenizer = open_texts(entry)
+        texts, (config, tokenizer) = entry, open_texts(entry)
     else:
         checkpoint = find_checkpoint(model, notify=notify, progress=progress)
-        config, tokenizer = checkpoint.config, checkpoint.tokenizer
+        texts, config, tokenizer = checkpoint.folder, checkpoint.config, checkpoint.tokenizer
 
         def pack(_source: Path, folder: Path) -> None:
             write(folder, config, from_safetensors(checkpoint.weight_files))
 
         entry = converted(checkpoint.folder, pack, notify, form, checkpoint.fingerprint)
     weights, rounding = _read(entry, config)
-    return PackedModel(name, config, tokenizer, weights, rounding, checksum(entry / "packed.bin"))
+    return PackedModel(name, config, tokenizer, weights, rounding, checksum(entry / "packed.bin"), entry, texts)
+
+
+def _complete(folder: Path, name: str, bits: int | None) -> PackedModel:
+    """The model of a folder that was packed elsewhere."""
+    config, tokenizer = open_packed(folder, LAYOUT)
+    weights, rounding = _read(folder, config, "copy or pack it again")
+    _check_packed_bits(folder, config, weights, bits)
+    fingerprint = checksum(folder / "packed.bin")
+    return PackedModel(name, config, tokenizer, weights, rounding, fingerprint, folder, folder)
+
+
+def _check_packed_bits(folder: Path, config: ModelConfig, weights: PackedWeights, bits: int | None) -> None:
+    """Raise OptionError where a packed model has other bits than those that are asked for."""
+    inexact = [part.key for parts in parts_by_name(config).values() for part in parts if not part.is_exact]
+    kinds = {found.kind for key in inexact if isinstance(found := weights[key], Packed)}
+    wanted = {KIND_OF_BITS[bits], "fp16" if bits == 16 else ""} if bits is not None else kinds
+    if not kinds <= wanted:
+        raise OptionError(
+            f"bits is {bits}; {quoted(folder)} is packed in {precision_of(config, weights)} and cannot be packed "
+            "anew: leave bits out, or give the checkpoint that it was made of"
+        )
 
 
 def packed_sizes(model: str | os.PathLike[str], bits: int | None = None) -> tuple[str, dict[str, int]]:
@@ -127,6 +153,10 @@ def packed_sizes(model: str | os.PathLike[str], bits: int | None = None) -> tupl
     kind, path, _ = locate(model)
     config = config_of(model)
     require_supported(config)
+    if kind == "packed":
+        weights, _ = _read(path, config, "copy or pack it again")
+        _check_packed_bits(path, config, weights, bits)
+        return precision_of(config, weights), {key: weight.data.nbytes for key, weight in weights.items()}
     kinds = gguf_kinds(path) if kind == "gguf" else {}
     matrices: PackedWeights = {}
     sizes: dict[str, int] = {}
@@ -211,7 +241,9 @@ def _error(made: Packed, dense: NDArray[np.float32]) -> float:
 # -- reading ----------------------------------------------------------------------------------------------
 
 
-def _read(entry: Path, config: ModelConfig) -> tuple[PackedWeights, float]:
+def _read(
+    entry: Path, config: ModelConfig, remedy: str = "delete that folder, and they are made again"
+) -> tuple[PackedWeights, float]:
     """The mapped weights of an entry, and the error of rounding.
 
     Its files have the checksums that are noted beside them. What they say of themselves is checked all the same,
@@ -231,8 +263,7 @@ def _read(entry: Path, config: ModelConfig) -> tuple[PackedWeights, float]:
         return weights, float(head["rounding"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptModelError(
-            f"the packed weights in {quoted(entry)} are not those of this model ({one_line(error)}); delete that "
-            "folder, and they are made again"
+            f"the packed weights in {quoted(entry)} are not those of this model ({one_line(error)}); {remedy}"
         ) from error
 
 

@@ -1,0 +1,1 @@
+"""What leaves this machine: bundles that run a model elsewhere, without a network."""

@@ -1,0 +1,164 @@
+"""`selfspec bundle`: whole or not at all, complete by itself, and one line for what cannot be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+import selfspec
+from selfspec.cli.main import VERBS
+from selfspec.export import bundle as bundling
+from selfspec.export.install import machine
+
+WORDS = ("one two one two", "--max-new-tokens", "6", "--ignore-eos")
+
+
+def profile_of(fingerprint):
+    """The least that a finished profile has; of another machine."""
+    identity = {"fingerprint": fingerprint, "runtime": "cpu", "runs_on": "cpu", "precision": "float32"}
+    identity["machine"] = {"platform": "elsewhere"}
+    return {"identity": identity, "passes": [{"seconds": [1.0, 1.1]}], "exits": {}}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Bundles of two wheels: all of them take seconds."""
+    monkeypatch.setattr(bundling, "needed", lambda _: [distribution("jinja2"), distribution("markupsafe")])
+
+
+@pytest.fixture
+def made(call, tiny, small, tmp_path):
+    """A bundle in 8 bits, and what was said of it."""
+    done = call("bundle", tiny, "--out", tmp_path / "box", "--bits", 8, "--json")
+    assert done.exit_code == 0, done.output
+    return tmp_path / "box", json.loads(done.stdout)
+
+
+def test_it_is_complete_and_its_model_loads(made, tiny):
+    """Guards the contents: every file is in SHA256SUMS, and model/ is the model that was packed."""
+    box, said = made
+    files = {path.relative_to(box).as_posix() for path in box.rglob("*") if path.is_file()}
+    sums = dict(reversed(line.split("  ")) for line in (box / "SHA256SUMS").read_text().splitlines())
+    assert files - {"SHA256SUMS"} == set(sums)
+    assert all(hashlib.sha256((box / name).read_bytes()).hexdigest() == digest for name, digest in sums.items())
+    top = {"README.txt", "install.py", "machine.json", "model", "run.sh", "SHA256SUMS", "wheels"}
+    assert {path.name for path in box.iterdir()} == top
+    assert {path.name for path in (box / "wheels").iterdir()} == set(said["wheels"])
+    assert len(said["wheels"]) == 2
+    assert (said["model"], said["precision"], said["folder"]) == ("tiny", "int8", str(box))
+    assert os.access(box / "run.sh", os.X_OK)
+    assert json.loads((box / "machine.json").read_text()) == machine()
+    assert machine()["python"] in (box / "README.txt").read_text()
+    (want, got) = (
+        selfspec.load(model, bits=8).generate([1, 2, 1, 2], max_new_tokens=8) for model in (tiny, box / "model")
+    )
+    assert want.token_ids == got.token_ids
+    assert [path.name for path in box.parent.iterdir()] == ["box"], "nothing is left aside"
+
+
+def test_what_cannot_be_bundled_is_one_line(refused, call, tiny, made, tmp_path):
+    """Guards the refusals; nothing is written for any of them."""
+    box, _ = made
+    (tmp_path / "other.json").write_text(json.dumps(profile_of("0")))
+    new = tmp_path / "new"
+    for options, words in [
+        (("--out", box), r"--out '.*box' is there already; name a new folder, or remove it"),
+        (("--out", tmp_path / "no" / "box"), "cannot be written: its folder does not exist"),
+        (("--out", "/proc/box"), "cannot write '/proc/box': No such file or directory; free some space, or name"),
+        (("--out", new, "--bits", 5), "bits is 5; it must be one of 4, 8, 16, 32"),
+        (("--out", new, "--profile", tmp_path / "none.json"), "there is no none.json"),
+        (("--out", new, "--profile", box / "machine.json"), "is no finished file of `selfspec profile --out`"),
+        (("--out", new, "--profile", tmp_path / "other.json"), "belongs to other weights or bits"),
+    ]:
+        assert re.search(words, refused("bundle", tiny, *options))
+    assert "no folder or file" in refused("bundle", "./nothing", "--out", new)
+    assert "is packed in int8" in refused("bundle", box / "model", "--out", new, "--bits", 4)
+    assert {path.name for path in tmp_path.iterdir()} == {"box", "other.json"}
+
+
+def test_an_interruption_leaves_nothing(call, tiny, small, tmp_path, monkeypatch):
+    """Guards half bundles: they appear whole, by one rename."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bundling, "write_wheel", interrupt)
+    assert call("bundle", tiny, "--out", tmp_path / "box").exit_code == 130
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_profile_of_these_weights_goes_along(call, tiny, small, tmp_path):
+    """Guards --profile: a file of these very weights is taken as it is."""
+    about = profile_of(selfspec.load(tiny, bits=4).fingerprint)
+    (tmp_path / "p.json").write_text(json.dumps(about))
+    done = call("bundle", tiny, "--out", tmp_path / "box", "--bits", 4, "--profile", tmp_path / "p.json")
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "box" / "profile.json").read_text()) == about
+    assert "profile.json" in (tmp_path / "box" / "README.txt").read_text()
+
+
+def on_the_box(box, *words, **environment):
+    """The script with nothing around it; gives what it printed, or the line of its error."""
+    where = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "HOME": "/nowhere"} | environment
+    return subprocess.run([box / "run.sh", *words], env=where, cwd="/", capture_output=True, text=True, check=False)
+
+
+def test_the_script_says_what_a_box_lacks(made):
+    """Guards a fleet: another machine, no Python, a damaged wheel, a folder not to be written: one line each."""
+    box, _ = made
+    assert "run.sh: there is no /no/python; install" in on_the_box(box, PYTHON="/no/python").stderr
+    assert "set SELFSPEC_VENV" in on_the_box(box, SELFSPEC_VENV="/proc/nowhere/venv").stderr
+    wheel = next((box / "wheels").glob("*.whl"))
+    wheel.write_bytes(wheel.read_bytes()[:-1])
+    done = on_the_box(box)
+    assert done.stderr == f"run.sh: {wheel} is damaged; copy the bundle again\n"
+    (box / "machine.json").write_text(json.dumps({**machine(), "python": "CPython 3.99", "abi": "cpython-399"}))
+    done = on_the_box(box)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert re.search(r"this bundle needs CPython 3.99 on .* and .* is .*; set PYTHON to the right one", done.stderr)
+    assert not (box / ".venv").exists()
+
+
+def test_the_script_names_verbs_that_take_a_model(call):
+    """Guards run.sh against verbs that come and go."""
+    script = Path(bundling.__file__).with_name("run.sh").read_text()
+    named = set(re.search(r"^(generate .*)\)$", script, re.MULTILINE)[1].split(" | "))
+    assert named == {verb for verb in VERBS if re.search(r"^  --model ", call(verb, "--help").stdout, re.MULTILINE)}
+
+
+@pytest.mark.slow
+def test_a_bundle_runs_without_a_network(call, tiny, tmp_path):
+    """Guards the whole: made by one command, it installs itself where no network is, starts again, and can move."""
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps(profile_of(selfspec.load(tiny).fingerprint)))
+    done = call("bundle", tiny, "--out", tmp_path / "box", "--profile", profile)
+    assert done.exit_code == 0, done.output
+    want = call("generate", *WORDS, "--model", tiny).stdout
+    alone = ["unshare", "-rn"] if shutil.which("unshare") else []
+    if subprocess.run([*alone, "true"], check=False).returncode:
+        alone = []  # a container that may not make one
+
+    def run(box, *words):
+        where = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable}
+        command = [*alone, box / "run.sh", *words]
+        return subprocess.run(command, env=where, cwd="/", capture_output=True, text=True, check=True)
+
+    first, second = (run(tmp_path / "box", *WORDS) for _ in range(2))
+    assert "installing" in first.stderr
+    assert "installing" not in second.stderr
+    assert first.stdout == second.stdout == want
+    assert "another runs_on and machine" in second.stderr, "the profile goes to the controller"
+    assert "another" not in run(tmp_path / "box", *WORDS, "--draft", "plain").stderr
+    assert run(tmp_path / "box", "generate", "--help").stdout.startswith("Usage:")
+    (tmp_path / "box").rename(tmp_path / "moved")
+    moved = run(tmp_path / "moved", *WORDS)
+    assert (moved.stdout, "installing" in moved.stderr) == (want, True)
