@@ -232,8 +232,8 @@ class ModelConfig:
     @property
     def recurrences(self) -> tuple[Recurrence, ...]:
         """Those of all layers that have one, in order; such a model verifies chains only."""
-        found = (self.layer(index).recurrence for index in range(self.num_layers))
-        return tuple(recurrence for recurrence in found if recurrence)
+        layers = self.layers if len(self.layers) > 1 else (self.layer(0),) * self.num_layers
+        return tuple(layer.recurrence for layer in layers if layer.recurrence)
 
     @property
     def kv_values_per_token(self) -> int:
