@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import subprocess
 import sys
@@ -24,6 +25,13 @@ def test_families_page_is_the_data():
     code = "import make_families as m, sys; sys.exit(m.page() != m.PAGE.read_text(encoding='utf-8'))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "docs", check=False)
     assert done.returncode == 0
+
+
+def test_concepts_are_computed():
+    """Guards docs/concepts.md: every figure of a formula is what the cost model gives."""
+    found = doctest.testfile(str(ROOT / "docs" / "concepts.md"), module_relative=False, encoding="utf-8")
+    assert found.failed == 0
+    assert found.attempted > 20
 
 
 @pytest.mark.parametrize("page", [*sorted(p.name for p in ROOT.glob("*.md")), "docs"])

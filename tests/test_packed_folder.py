@@ -66,6 +66,18 @@ def test_it_is_the_model_that_was_packed(boxed):
     assert (again / MANIFEST).read_bytes() == (folder / MANIFEST).read_bytes()
 
 
+def test_a_plan_keeps_its_bits(boxed):
+    """Guards `selfspec plan` against changes that this folder cannot have: other bits, as target or as draft."""
+    source, folder = boxed
+    for model, others in ((source, True), (folder, False)):
+        asked = {"context": "4k", "runtime": "cpu", "bits": 8}
+        least = selfspec.plan(model, memory="1GB", **asked).rows[0].total
+        found = selfspec.plan(model, memory=least - 1000, **asked)  # four bits would take less
+        assert any("--bits" in remedy["flags"] for remedy in found.remedies) == others
+        assert any(row.way.name == "quantized" for row in found.rows) == others
+        assert found.rows[0].parts["weights"] == selfspec.load(model, bits=8).runtime.weight_bytes
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [

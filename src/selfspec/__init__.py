@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from selfspec.loading import load
+    from selfspec.measure.estimate import Estimate, estimate
+    from selfspec.measure.plan import MemoryPlan, plan
     from selfspec.request import Chunk, Completion, Request
     from selfspec.rounds import Round, Stats
     from selfspec.stream import AsyncStream, Stream
@@ -40,7 +42,9 @@ __all__ = [
     "Conversation",
     "CorruptModelError",
     "Engine",
+    "Estimate",
     "LayerPlan",
+    "MemoryPlan",
     "ModelError",
     "ModelNotFoundError",
     "OptionError",
@@ -55,10 +59,12 @@ __all__ = [
     "Stream",
     "UnsupportedModelError",
     "__version__",
+    "estimate",
     "load",
+    "plan",
 ]
 
-_MODULES = ("errors", "types", "rounds", "request", "engine", "loading")
+_MODULES = ("errors", "types", "rounds", "request", "engine", "loading", "measure.estimate", "measure.plan")
 
 
 def __getattr__(name: str) -> Any:

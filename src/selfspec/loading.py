@@ -100,16 +100,10 @@ def _shared(model: Any, tokenizer: Any, runtime: str, placed: dict[str, Any]) ->
 def _open(model: Any, runtime: str, placed: dict[str, Any], told: tuple[Any, Any]) -> Loaded:
     """A model that is named, ready to run; ``told`` are those of notify and progress."""
     given = [name for name, value in placed.items() if value is not None]
-    chosen = _choose(_bound(model, runtime, given), given, False)
     notify, progress = told
-    if chosen == "cpu" and (missing := _lacking(model)):
-        if runtime == "cpu" or given:
-            without = f" without {' and '.join(given)}" if given else ""
-            raise UnsupportedModelError(
-                f"the native core has no {missing}, which {Path(model).name} needs; use runtime torch{without}"
-            )
+    chosen, missing = runtime_for(model, runtime, given)
+    if missing:
         notify(f"the native core has no {missing}; running in torch")
-        chosen = "torch"
     if chosen == "cpu":
         return _on_cpu(model, placed, told)
     checkpoint = find_checkpoint(model, notify=notify, progress=progress)
@@ -150,6 +144,22 @@ def _lacking(model: str | os.PathLike[str]) -> str:
     from selfspec.runtime.cpu_model import lacking
 
     return lacking(config_of(model))
+
+
+def runtime_for(model: str | os.PathLike[str], runtime: str, given: list[str]) -> tuple[str, str]:
+    """Which runtime `load` takes for a model, where the options ``given`` are not None; no weights are read.
+
+    The second text is what the native core lacks, where torch stands in for it, else "". Raises OptionError and
+    UnsupportedModelError as `load`.
+    """
+    chosen = _choose(_bound(model, runtime, given), given, False)
+    missing = _lacking(model) if chosen == "cpu" else ""
+    if missing and (runtime == "cpu" or given):
+        without = f" without {' and '.join(given)}" if given else ""
+        raise UnsupportedModelError(
+            f"the native core has no {missing}, which {Path(model).name} needs; use runtime torch{without}"
+        )
+    return ("torch", missing) if missing else (chosen, "")
 
 
 def default_runtime(config: ModelConfig) -> str:

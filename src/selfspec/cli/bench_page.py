@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from selfspec.cli.output import facts, size, table
+from selfspec.cli.output import facts, table
+from selfspec.measure.quantities import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

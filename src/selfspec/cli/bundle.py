@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from selfspec.cli.output import emit_json, examples, size
+from selfspec.cli.output import emit_json, examples
+from selfspec.measure.quantities import size
 
 _EXAMPLES = examples(
     "selfspec bundle smollm2-135m --out river",

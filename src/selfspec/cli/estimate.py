@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from selfspec import control
 from selfspec.cli.output import emit_json, examples, facts, table
-from selfspec.errors import OptionError
-from selfspec.traffic import Traffic
+from selfspec.measure.estimate import TABLE, estimate, row_costs_of
 
-_TABLE = 11  # γ = 0 .. 10
-_MOST_TEXTS = 1_000_000
-
-
-@dataclass(frozen=True)
-class _Costs:
-    """What the passes cost: c, v and f of the cost model."""
-
-    c: float
-    v: control.RowCosts
-    f: float
-
+if TYPE_CHECKING:
+    from selfspec.control import RowCosts
 
 _EXAMPLES = examples(
     "selfspec estimate --layers 32 --exit 8 --alpha 0.7 --gamma 4",
@@ -58,7 +44,7 @@ _EXAMPLES = examples(
     "--ridge", type=float, metavar="R", help="Rows that take as long to compute as the weights of one to be read."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
-def command(alpha: float, gamma: int, as_json: bool, **given: Any) -> None:
+def command(alpha: float, gamma: int, as_json: bool, v: str | None, **costs: Any) -> None:
     """What a draft is worth: expected tokens per round and speedup over plain decoding.
 
     \b
@@ -73,99 +59,11 @@ def command(alpha: float, gamma: int, as_json: bool, **given: Any) -> None:
     With --experts, --batch or --ridge, v(T) comes from what T rows of each text read and compute: T rows that
     choose K of E experts each have E (1 - (1 - K/E)^T) different ones. That is arithmetic, not a measurement.
     """  # noqa: D301 (click keeps the line breaks after a backspace)
-    costs = _costs(**given)
-    document = _document(alpha, gamma, costs)
+    document = estimate(alpha, gamma, v=None if v is None else row_costs_of(v), **costs).to_dict()
     if as_json:
         emit_json(document)
     else:
         click.echo(_page(document))
-
-
-def row_costs(text: str) -> control.RowCosts:
-    """v(T) as it is written: a number, or a list with commas. Raises OptionError."""
-    try:
-        values = [float(value) for value in text.split(",")]
-    except ValueError:
-        raise OptionError(f"v is {text!r}; it must be a number, or numbers with commas: v(1),v(2),...") from None
-    return values if len(values) > 1 else values[0]
-
-
-def _costs(
-    v: str | None,
-    c: float | None,
-    draft_experts: int | None,
-    layers: int | None,
-    exit_layer: int | None,
-    head: float | None,
-    **passes: Any,
-) -> _Costs:
-    traffic, batch = _traffic(**passes), passes["batch"] or 1
-    if traffic is not None and v is not None:
-        raise OptionError("--v says what rows cost; leave it out, or --experts, --batch and --ridge")
-    if draft_experts is not None:
-        if passes["experts"] is None or c is not None or exit_layer is not None:
-            raise OptionError("--draft-experts is a draft of its own: give --experts, and neither --c nor --exit")
-        assert traffic is not None
-        c = traffic.draft_cost(draft_experts, batch)
-    rows = row_costs(v or "1.0") if traffic is None else traffic.row_costs(batch)
-    return _draft_costs(rows, layers, exit_layer, head, c)
-
-
-def _traffic(
-    experts: int | None, per_token: int | None, expert_share: float | None, batch: int | None, ridge: float | None
-) -> Traffic | None:
-    """What passes read, if that is asked for."""
-    mixture = {"--experts": experts, "--per-token": per_token, "--expert-share": expert_share}
-    if missing := [name for name, value in mixture.items() if value is None]:
-        if len(missing) < len(mixture):
-            raise OptionError(f"{missing[0]} is missing; a mixture needs {', '.join(mixture)}")
-        if batch is None and ridge is None:
-            return None
-    if batch is not None and not 1 <= batch <= _MOST_TEXTS:
-        raise OptionError(f"batch is {batch}; it must be 1 to {_MOST_TEXTS} texts")
-    one = (1 if experts is None else experts, 1 if per_token is None else per_token)
-    return Traffic(expert_share or 0.0, *one, math.inf if ridge is None else ridge)
-
-
-def _draft_costs(
-    v: control.RowCosts, layers: int | None, exit_layer: int | None, head: float | None, c: float | None
-) -> _Costs:
-    if layers is None and exit_layer is None:
-        if c is None:
-            raise OptionError("no draft cost; give --layers and --exit, or --c")
-        if head is not None:
-            raise OptionError("--head says nothing beside --c alone; give --layers and --exit with it")
-        return _Costs(c, v, 0.0)
-    if layers is None or exit_layer is None:
-        there, missing = ("--layers", "--exit") if exit_layer is None else ("--exit", "--layers")
-        raise OptionError(f"{there} is given without {missing}; give both")
-    share = control.shared_share(layers, exit_layer, head or 0.0)
-    return _Costs(control.draft_cost(layers, exit_layer, head or 0.0) if c is None else c, v, share)
-
-
-def _document(alpha: float, gamma: int, costs: _Costs) -> dict[str, Any]:
-    row = _row(alpha, gamma, costs)
-    known = len(costs.v) if isinstance(costs.v, list) else _TABLE
-    best = control.best_gamma(alpha, costs.c, costs.v, costs.f)
-    return {
-        "alpha": alpha,
-        "c": costs.c,
-        "f": costs.f,
-        "v": costs.v,
-        **row,
-        "ceiling": control.ceiling(alpha),
-        "best_gamma": best,
-        "best_speedup": control.speedup(alpha, best, costs.c, costs.v, costs.f),
-        "table": [_row(alpha, length, costs) for length in range(min(known, _TABLE))],
-    }
-
-
-def _row(alpha: float, gamma: int, costs: _Costs) -> dict[str, Any]:
-    return {
-        "gamma": gamma,
-        "expected_tokens": control.expected_tokens(alpha, gamma),
-        "speedup": control.speedup(alpha, gamma, costs.c, costs.v, costs.f),
-    }
 
 
 def _page(document: dict[str, Any]) -> str:
@@ -185,7 +83,7 @@ def _page(document: dict[str, Any]) -> str:
     return f"{facts(pairs)}\n\n{table([('γ', 'tokens', 'speedup'), *rows])}"
 
 
-def _listed(v: control.RowCosts) -> str:
+def _listed(v: RowCosts) -> str:
     if not isinstance(v, list):
         return f"{v:g}"
-    return ", ".join(f"{cost:.4g}" for cost in v[:_TABLE]) + ", ..." * (len(v) > _TABLE)
+    return ", ".join(f"{cost:.4g}" for cost in v[:TABLE]) + ", ..." * (len(v) > TABLE)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from selfspec.errors import OptionError
+from selfspec.measure.quantities import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,14 +107,6 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     """Columns aligned to the right, two spaces apart; the first row is the header."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-
-
-def size(number: int) -> str:
-    """A number of bytes, for people."""
-    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if number >= one:
-            return f"{number / one:.1f} {unit}"
-    return f"{number} B"
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.bench_page import number, ratio
-from selfspec.cli.output import facts, size, table
+from selfspec.cli.output import facts, table
+from selfspec.measure.quantities import size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

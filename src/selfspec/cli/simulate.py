@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from selfspec.cli.estimate import row_costs
 from selfspec.cli.output import emit_json, examples, facts, table
+from selfspec.measure.estimate import row_costs_of
 
 if TYPE_CHECKING:
     from selfspec.measure.overlap import Predicted, Setting
@@ -64,7 +64,7 @@ def overlap(v: str, as_json: bool, spread: float | None, **given: Any) -> None:
     """  # noqa: D301 (click keeps the line breaks after a backspace)
     from selfspec.measure.overlap import Setting, predict
 
-    setting = Setting(v=row_costs(v), **given)
+    setting = Setting(v=row_costs_of(v), **given)
     if spread is not None:
         setting = replace(setting, spread=spread)
     others = [replace(setting, outcomes=count) for count in _COUNTS]

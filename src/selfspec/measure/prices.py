@@ -1,0 +1,113 @@
+"""What drafters hold beyond plain decoding, and what a draft step reads, counted from sizes alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from selfspec.drafters import available, drafter_class
+from selfspec.errors import OptionError
+from selfspec.measure.sizes import Sizes, native_sizes, sizes_of
+from selfspec.model.load import config_of, locate
+from selfspec.request import draft_buffers
+from selfspec.runtime.cpu_model import lacking
+from selfspec.runtime.packing import BITS
+from selfspec.types import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from selfspec.drafters.base import Drafter
+    from selfspec.model.config import ModelConfig
+
+SECOND = "a second checkpoint"
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a drafter holds beyond plain decoding, and what a draft step reads, as a share of a full step.
+
+    ``weights`` and ``kv_per_token`` are bytes. ``c`` is None where that is known only when it runs. ``keeps`` is
+    what must be kept besides the model's own files.
+    """
+
+    drafter: str
+    runs: str
+    weights: int
+    kv_per_token: int
+    c: float | None
+    keeps: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def prices(model: str, sizes: Sizes, draft_model: str | None = None, draft_bits: int | None = None) -> list[Price]:
+    """Drafters of the model's own layers, then those with weights of their own."""
+    own = [
+        Price(drafter.name, drafter.runs, 0, 0, share(drafter, sizes), "nothing")
+        for drafter in drafting(sizes.config)
+        if drafter.name != "quantized"
+    ]
+    lighter = [
+        Price("quantized", light.precision, light.total, 0, light.whole_step / sizes.whole_step, "nothing")
+        for light in in_fewer_bits(model, sizes)
+    ]
+    if draft_model is None:
+        return [*own, *lighter]
+    held = sizes_of(draft_model, config_of(draft_model), draft_bits)
+    c = held.whole_step / sizes.whole_step
+    return [
+        *own,
+        *lighter,
+        Price("draft_model", f"{draft_model} {held.precision}", held.total, held.kv, c, SECOND),
+    ]
+
+
+def in_fewer_bits(model: str, sizes: Sizes) -> list[Sizes]:
+    """The same model as the native core holds it in 8 and 4 bits, where that is fewer than it has."""
+    own = BITS.get(sizes.precision.partition(",")[0], 64)
+    config = sizes.config
+    if lacking(config) or not can_pack(model):
+        return []
+    return [native_sizes(model, config, bits) for bits in (8, 4) if bits < own]
+
+
+def can_pack(model: str) -> bool:
+    """Whether the native core can hold a model in other bits; a folder of packed weights has its own."""
+    return locate(model)[0] != "packed"
+
+
+def share(drafter: Drafter, sizes: Sizes) -> float | None:
+    """The c of a drafter of the model's own layers; None where it is known only when it runs."""
+    plan = drafter.plan
+    if plan is None:
+        return None if drafter.samples else 0.0
+    return None if plan.experts is not None else sizes.step(plan.row_layers) / sizes.whole_step
+
+
+def drafting(config: ModelConfig) -> Iterator[Drafter]:
+    """Those that can be made from defaults and that draft."""
+    for name in available():
+        try:
+            kind = drafter_class(name)
+            drafter = kind(kind.Options(), config)
+        except OptionError:  # broken, or for Python only
+            continue
+        if drafter.options.gamma:
+            yield drafter
+
+
+def buffers(config: ModelConfig, width: int) -> Iterator[dict[str, Any]]:
+    """What each drafter holds in a round beyond plain decoding, at its default options."""
+    for drafter in drafting(config):
+        for sampling in (Sampling(), Sampling(temperature=1.0)):
+            parts = draft_buffers(config, drafter, sampling, width)
+            yield {
+                "drafter": drafter.name,
+                "gamma": drafter.options.gamma,
+                "sampling": "greedy" if sampling.is_greedy else "sampled",
+                "parts": parts,
+                "bytes": sum(parts.values()),
+            }
