@@ -159,6 +159,7 @@ def test_a_bundle_runs_without_a_network(call, tiny, tmp_path):
     assert "another runs_on and machine" in second.stderr, "the profile goes to the controller"
     assert "another" not in run(tmp_path / "box", *WORDS, "--draft", "plain").stderr
     assert run(tmp_path / "box", "generate", "--help").stdout.startswith("Usage:")
+    assert "--port" in run(tmp_path / "box", "serve", "--help").stdout  # the extra came along
     (tmp_path / "box").rename(tmp_path / "moved")
     moved = run(tmp_path / "moved", *WORDS)
     assert (moved.stdout, "installing" in moved.stderr) == (want, True)

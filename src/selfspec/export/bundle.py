@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import file_digest
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from selfspec.runtime.packed import PackedModel
 
 _SCRIPTS = ("run.sh", "install.py")
+_SERVER = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # what says that the extra is installed
 _README = """\
 {name} for selfspec {version}: {precision}, {size} MB with all that it needs
 
@@ -37,6 +39,7 @@ _README = """\
     ./run.sh chat
     ./run.sh batch prompts.jsonl answers.jsonl
     ./run.sh generate --help
+    ./run.sh serve                    if the extra of that name was installed where the bundle was made
 
 Nothing is fetched from a network, and no compiler is needed. The first run makes .venv beside run.sh (or where
 SELFSPEC_VENV says); later runs start at once.
@@ -94,7 +97,8 @@ def make_bundle(
     """
     notify, progress = told
     target = _checked(expanded(out))
-    distributions = needed((OURS, "pip"))
+    serves = all(map(find_spec, _SERVER))
+    distributions = needed((f"{OURS}[serve]" if serves else OURS, "pip"))
     packed = find_packed(model, bits, notify=notify, progress=progress)
     if profile is not None:
         _check_profile(expanded(profile), packed)

@@ -87,8 +87,10 @@ def _install(bundle: Path, target: Path) -> None:
     python, wheels = str(target / "bin" / "python"), bundle / WHEELS
     pip = str(next(wheels.glob("pip-*.whl")) / "pip")
     options = ["--isolated", "--quiet", "--disable-pip-version-check", "--no-index", "--find-links", str(wheels)]
+    # all of them: selfspec may have been installed with an extra
+    chosen = [str(wheel) for wheel in sorted(wheels.glob("*.whl")) if not wheel.name.startswith("pip-")]
     needs = json.loads((bundle / MACHINE).read_text(encoding="utf-8"))
-    for command in ([pip, "install", *options, "selfspec"], ["-c", "import numpy, tokenizers, selfspec._native"]):
+    for command in ([pip, "install", *options, *chosen], ["-c", "import numpy, tokenizers, selfspec._native"]):
         done = subprocess.run([python, "-I", *command], stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)  # noqa: S603
         if done.returncode:
             _fail(

@@ -3,7 +3,7 @@
 #
 #   ./run.sh "A prompt" [options]     answer it (selfspec generate)
 #   ./run.sh [chat] [options]         talk with it
-#   ./run.sh VERB [options]           batch, certify, bench, profile or search-plan with this model
+#   ./run.sh VERB [options]           batch, serve, certify, bench, profile or search-plan with this model
 #
 # PYTHON names another Python, SELFSPEC_VENV another place than .venv beside this file.
 set -eu
@@ -22,7 +22,7 @@ if [ "$made" != "$venv" ] || [ ! -x "$venv/bin/python" ]; then
 fi
 [ $# -gt 0 ] || set -- chat
 case $1 in
-generate | chat | batch | certify | bench | profile | search-plan)
+generate | chat | batch | certify | bench | profile | search-plan | serve)
     verb=$1
     shift
     ;;
