@@ -314,13 +314,16 @@ void copy_cache(Cache& to, const Cache& from) {
               to.width() == from.width() && to.element() == from.element();
   for (int i = 0; fits && i < to.layers(); i++) fits = from.places(i) <= to.places(i);
   require(fits, "a cache of another model, or a longer one");
+  const nb::gil_scoped_release release;  // gigabytes take seconds
   to.copy_from(from);
 }
 
 Cache* new_cache(const std::vector<int>& rings, int slots, int length, int kv_heads, int width, const std::string& element) {
   require(!rings.empty() && *std::min_element(rings.begin(), rings.end()) >= 0, "a size for each layer");
   require(slots > 0 && length > 0 && kv_heads > 0 && width > 0 && kv_heads <= MOST && width <= MOST, "positive sizes");
-  return new Cache(rings, slots, length, kv_heads, width, element_named(element));
+  const Element kind = element_named(element);
+  const nb::gil_scoped_release release;
+  return new Cache(rings, slots, length, kv_heads, width, kind);
 }
 
 }  // namespace

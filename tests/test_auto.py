@@ -285,6 +285,8 @@ def test_the_verdict_says_when_speculation_is_off():
         ({"candidates": "gram"}, "must be one of"),
         ({"candidates": "ngram:gama=2"}, "no option gama"),
         ({"candidates": 3}, "must be names"),
+        ({"candidates": " "}, "name drafters to choose from"),
+        ({"candidates": ()}, "name drafters to choose from"),
         ({"candidates": "early_exit:exit_layer=9"}, "exit layer is 9"),
     ],
 )

@@ -65,6 +65,23 @@ def without_only(fields: Mapping[str, Any], possible: Mapping[str, Any]) -> dict
     return {name: value for name, value in fields.items() if name not in possible}
 
 
+def with_joined_texts(messages: Sequence[Any]) -> list[Any]:
+    """Messages with one text in place of a list of text parts, a part a line: many templates take no lists."""
+    return [_with_joined_text(message) for message in messages]
+
+
+def _with_joined_text(message: Any) -> Any:
+    parts = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(parts, list) or not parts:
+        return message
+    texts = [
+        part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts
+    ]
+    if not all(isinstance(text, str) for text in texts):
+        return message  # what is wrong with it is said where messages are checked
+    return {**message, "content": "\n".join(texts)}
+
+
 def with_arguments(messages: Sequence[Any]) -> list[Any]:
     """Messages with the arguments of tool calls as objects, as templates take them. Raises PromptError."""
     return [_with_arguments(message) for message in messages]

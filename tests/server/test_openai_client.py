@@ -144,6 +144,18 @@ def test_log_probabilities_are_the_targets_for_every_token(client, engine, draft
         assert [entry for part in parts for entry in getattr(part, field)] == getattr(found, field)
 
 
+def test_text_parts_are_joined(client):
+    """Guards clients that send lists of parts to a template that takes strings; what is no text is refused."""
+
+    def said(content):
+        return chat(client, messages=[{"role": "user", "content": content}], temperature=0, max_tokens=6).choices[0]
+
+    parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": "there"}]
+    assert said(parts).message.content == said("hello\nthere").message.content
+    with pytest.raises(openai.BadRequestError, match="this model reads texts only"):
+        said([*parts, {"type": "image_url", "image_url": {"url": "x"}}])
+
+
 def test_log_probabilities_of_a_chat_bring_bytes(client):
     """Guards tokens that are parts of characters: their bytes together are the text."""
     done = chat(client, logprobs=True, top_logprobs=2, temperature=0)

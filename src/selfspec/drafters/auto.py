@@ -88,6 +88,8 @@ class AutoOptions(DraftOptions):
         entries = [self.candidates] if isinstance(self.candidates, str) else self.candidates
         if not isinstance(entries, Sequence) or not all(isinstance(entry, str | Drafter) for entry in entries):
             raise OptionError(f"candidates is {self.candidates!r}; it must be names of drafters, with commas")
+        if not any(not isinstance(entry, str) or entry.strip() for entry in entries):
+            raise OptionError(f"candidates is {self.candidates!r}; name drafters to choose from, with commas")
 
 
 # finding a drafter reads the metadata of all packages

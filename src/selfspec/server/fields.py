@@ -10,7 +10,16 @@ from selfspec.errors import OptionError
 from selfspec.model.reading import one_line
 from selfspec.modes import refuse_unverifiable
 from selfspec.server.failures import FieldError, naming
-from selfspec.wire import by_token, json_object, predicted, with_arguments, with_length, with_logprobs, without_only
+from selfspec.wire import (
+    by_token,
+    json_object,
+    predicted,
+    with_arguments,
+    with_joined_texts,
+    with_length,
+    with_logprobs,
+    without_only,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +108,7 @@ class ChatFields(TextFields):
 
     def turns(self) -> list[Any]:
         """The messages, as templates take them."""
-        return with_arguments(self.messages)
+        return with_arguments(with_joined_texts(self.messages))
 
 
 class CompletionFields(TextFields):
