@@ -74,10 +74,9 @@ def _with_joined_text(message: Any) -> Any:
     parts = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(parts, list) or not parts:
         return message
-    texts = [
-        part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts
-    ]
-    if not all(isinstance(text, str) for text in texts):
+    named = (part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text")
+    texts = [text for text in named if isinstance(text, str)]
+    if len(texts) < len(parts):
         return message  # what is wrong with it is said where messages are checked
     return {**message, "content": "\n".join(texts)}
 
