@@ -50,6 +50,14 @@ def require_types(options: Any) -> None:
             object.__setattr__(options, f.name, own(value))
 
 
+def require_least(options: Any, **least: int) -> None:
+    """Raise OptionError for a field that is smaller than it may be; None is left alone."""
+    for name, smallest in least.items():
+        value = getattr(options, name)
+        if value is not None and value < smallest:
+            raise OptionError(f"{name} is {value}; it must be at least {smallest}")
+
+
 @dataclass(frozen=True, eq=False)
 class Prefix:
     """The tokens before one row: a text, and the draft tokens that stand between it and the row.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from selfspec.plans import Cut, LayerPlan, Part, Spans, SubLayer
-from selfspec.settings import Array, Integers, Prefix, Processor, Sampling, require_types
+from selfspec.settings import Array, Integers, Prefix, Processor, Sampling, require_least, require_types
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +40,7 @@ __all__ = [
     "Verdict",
     "namespace",
     "on_host",
+    "require_least",
     "require_types",
 ]
 

@@ -29,7 +29,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from selfspec import drafters
-from selfspec.drafters.base import Drafter, DraftOptions, Extra, option
+from selfspec.drafters.base import Drafter, DraftOptions, Extra, inherited, option, repeatable_option
 from selfspec.drafters.evidence import Counts, Estimate, Knowledge, Mean, Rounds, held, promised
 from selfspec.drafters.explain import Expected, Tally, explained
 from selfspec.drafters.prior import read_prior
@@ -62,7 +62,7 @@ _NONE = -1  # no token
 class AutoOptions(DraftOptions):
     """Options of `Auto`."""
 
-    gamma: int = option(7, "Most tokens to draft per round (γ); 0 drafts nothing.")
+    gamma: int = inherited(DraftOptions, "gamma", 7)
     adaptive: bool = option(True, "Always on: deciding anew in every round is what it does.")
     candidates: str | Sequence[str | Drafter] = option(
         CANDIDATES,
@@ -75,11 +75,7 @@ class AutoOptions(DraftOptions):
         "Begin with what `selfspec profile --out FILE` measured of this model on this machine: that FILE.",
         opens=True,
     )
-    repeatable: bool = option(
-        True,
-        "Sampled drafts are the likeliest tokens, so that a seed gives one text whatever the clock says; off draws "
-        "them, which accepts more where the temperature is high.",
-    )
+    repeatable: bool = repeatable_option()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from selfspec.errors import OptionError
@@ -30,6 +30,20 @@ def option(default: Any, text: str, opens: bool = False) -> Any:
     ``opens`` marks what names files or loads models: requests of strangers may not set it.
     """
     return field(default=default, metadata={"help": text, "opens": opens})
+
+
+def inherited(options: type[DraftOptions], name: str, default: Any) -> Any:
+    """An option that ``options`` has, with another default."""
+    return field(default=default, metadata={f.name: f for f in fields(options)}[name].metadata)
+
+
+def repeatable_option() -> Any:
+    """Of drafters that decide by the clock: whether a seed gives one text all the same."""
+    return option(
+        True,
+        "Sampled drafts are the likeliest tokens, so that a seed gives one text whatever the clock says; off draws "
+        "them, which accepts more where the temperature is high.",
+    )
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from selfspec.drafters.base import option
+from selfspec.drafters.base import inherited, option
 from selfspec.drafters.comb import CombOptions
 from selfspec.drafters.self_draft import SelfDraft, require_rows_aside
 from selfspec.drafters.skip_search import Choice, candidates, fastest, layers_of, sub_layers_of
 from selfspec.errors import OptionError
+from selfspec.types import require_least
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,10 +29,8 @@ LEAST_COSINE = 0.5
 class ClaspOptions(CombOptions):
     """Options of `Clasp`."""
 
-    gamma: int = option(10, "Most tokens to draft per round (γ); 0 drafts nothing.")
-    confidence: float = option(
-        0.7, "Stop drafting where the confidence in the next token is below this; 0 never stops early."
-    )
+    gamma: int = inherited(CombOptions, "gamma", 10)
+    confidence: float = inherited(CombOptions, "confidence", 0.7)
     skips: int | None = option(None, "Layers to skip. Default: a quarter of them.")
     interval: int = option(64, "Search again after this many rounds.")
     knapsack: bool = option(
@@ -43,8 +42,7 @@ class ClaspOptions(CombOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.skips is not None and self.skips < 1:
-            raise OptionError(f"skips is {self.skips}; it must be at least 1")
+        require_least(self, skips=1)
         if self.skips is not None and self.knapsack:
             raise OptionError("knapsack chooses how much to skip; leave out skips")
         if self.interval < 1:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from selfspec.drafters.base import option
+from selfspec.drafters.base import inherited, option
 from selfspec.drafters.searched import SearchedDraft, SearchedOptions, every_second
 from selfspec.errors import OptionError
-from selfspec.types import LayerPlan, on_host
+from selfspec.types import LayerPlan, on_host, require_least
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,9 +42,9 @@ _MOST_STEPS = 200  # of λ in one search
 class ConfLayersOptions(SearchedOptions):
     """Options of `ConfLayers`."""
 
-    skip_ratio: float = option(0.4, "Share of the layers between the first and the last to skip.")
-    window: int = option(100, "Latest tokens of an answer to judge by; the search begins once there are more.")
-    enough: float = option(0.95, "End the search once a set is better than this share of tokens right.")
+    skip_ratio: float = inherited(SearchedOptions, "skip_ratio", 0.4)
+    window: int = inherited(SearchedOptions, "window", 100)
+    enough: float = inherited(SearchedOptions, "enough", 0.95)
     interval: int = option(30, "Search again after this many rounds.")
     max_trials: int = option(100, "Sets to try before the search ends.")
 
@@ -52,8 +52,7 @@ class ConfLayersOptions(SearchedOptions):
         super().__post_init__()
         if self.interval < 2:
             raise OptionError(f"interval is {self.interval}; it must be at least 2 rounds")
-        if self.max_trials < 1:
-            raise OptionError(f"max_trials is {self.max_trials}; it must be at least 1")
+        require_least(self, max_trials=1)
 
 
 def confidences(context: Context, text: Text, window: int) -> Floats:

@@ -22,7 +22,7 @@ from selfspec.drafters.comb import CombOptions
 from selfspec.drafters.steps import Growing, StepDrafter
 from selfspec.drafters.vocabulary import as_wide, require_same_tokens
 from selfspec.errors import OptionError
-from selfspec.types import LayerPlan, Rows, namespace
+from selfspec.types import LayerPlan, Rows, namespace, require_least
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,8 +65,7 @@ class DraftModelOptions(CombOptions):
             raise OptionError(
                 f"draft_bits is {self.draft_bits}; it must be one of {', '.join(map(str, BITS))}, or left out"
             )
-        if self.draft_threads is not None and self.draft_threads < 1:
-            raise OptionError(f"draft_threads is {self.draft_threads}; it must be at least 1")
+        require_least(self, draft_threads=1)
         if self.draft_runtime == "torch" and (self.draft_bits or self.draft_threads):
             raise OptionError("draft_bits and draft_threads are for draft_runtime cpu; leave one out")
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from selfspec.drafters.ahead import Ahead, Outcome
-from selfspec.drafters.base import Drafter, option
+from selfspec.drafters.base import Drafter, inherited, option
 from selfspec.drafters.comb import Comb, CombOptions, after
 from selfspec.drafters.trust import LENGTHS, Kind, Trust
 from selfspec.types import Draft, OneHot
@@ -33,7 +33,7 @@ SEPARATOR = -1
 class LookUpOptions(CombOptions):
     """Options of drafters that copy."""
 
-    gamma: int = option(7, "Most tokens to draft per round (γ); 0 drafts nothing.")
+    gamma: int = inherited(CombOptions, "gamma", 7)
     adaptive: bool = option(
         True,
         "Draft a token only if it is expected to pay: by how often such matches were right, and what a row costs.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from selfspec.drafters.base import option
+from selfspec.drafters.base import inherited, option
 from selfspec.drafters.comb import CombOptions
 from selfspec.drafters.self_draft import FixedSelfDraft
 from selfspec.drafters.utility import UtilityGate
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class MoeOptions(CombOptions):
     """Options of `Moe`."""
 
-    gamma: int = option(2, "Most tokens to draft per round (γ); 0 drafts nothing.")
+    gamma: int = inherited(CombOptions, "gamma", 2)
     experts: int | None = option(None, "Experts per token of the draft. Default: half of the model's.")
     utility: bool = option(
         True, "Draft only while that is expected to pay for the experts that more rows of a verification read."

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from selfspec import drafters
 from selfspec.drafters.ahead import Ahead, Outcome, fan_out, withheld
-from selfspec.drafters.base import Drafter, DraftOptions, Extra, option
+from selfspec.drafters.base import Drafter, DraftOptions, Extra, option, repeatable_option
 from selfspec.drafters.comb import chain_of
 from selfspec.drafters.evidence import Mean
 from selfspec.drafters.specs import parse_specs
@@ -62,11 +62,7 @@ class OverlapOptions(DraftOptions):
     withhold: float = option(
         1.0, "Draw what is drafted for less often, by this factor: more hits, fewer accepted. 1 is off."
     )
-    repeatable: bool = option(
-        True,
-        "Sampled drafts are the likeliest tokens, so that a seed gives one text whatever the clock says; off draws "
-        "them, which accepts more where the temperature is high.",
-    )
+    repeatable: bool = repeatable_option()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,6 @@ from selfspec.drafters.base import Extra, option
 from selfspec.drafters.comb import CombOptions
 from selfspec.drafters.steps import Growing, StepDrafter
 from selfspec.errors import OptionError
-from selfspec.runtime.cpu_model import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,6 +70,8 @@ class Quantized(StepDrafter):
 
     def _why(self, target: Runtime) -> str:
         """Why not on this one, and what to do."""
+        from selfspec.runtime.cpu_model import lacking  # only now: the core is not loaded to list drafters
+
         if missing := lacking(self.config):
             return f", which has no {missing}, and this model needs them: use another drafter"
         return (

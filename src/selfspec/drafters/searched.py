@@ -11,7 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
-from selfspec.drafters.base import option
+from selfspec.drafters.base import inherited, option
 from selfspec.drafters.comb import CombOptions
 from selfspec.drafters.self_draft import SelfDraft, require_rows_aside
 from selfspec.errors import OptionError
@@ -34,10 +34,8 @@ LEAST_LAYERS = 4
 class SearchedOptions(CombOptions):
     """Options of drafters that search while they draft; the defaults are SWIFT's."""
 
-    gamma: int = option(25, "Most tokens to draft per round (γ); 0 drafts nothing.")
-    confidence: float = option(
-        0.8, "Stop drafting where the confidence in the next token is below this; 0 never stops early."
-    )
+    gamma: int = inherited(CombOptions, "gamma", 25)
+    confidence: float = inherited(CombOptions, "confidence", 0.8)
     skip_ratio: float = option(0.45, "Share of the layers between the first and the last to skip.")
     window: int = option(50, "Latest tokens of an answer to judge by; the search begins once there are more.")
     enough: float = option(0.93, "End the search once a set is better than this share of tokens right.")

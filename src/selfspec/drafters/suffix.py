@@ -19,6 +19,7 @@ from selfspec.drafters.corpus_files import open_corpus
 from selfspec.drafters.lookup import SEPARATOR, Guess, LookUp, LookUpOptions, Memory, lead_of
 from selfspec.drafters.trust import Evidence, agreement, kind_of
 from selfspec.errors import OptionError
+from selfspec.types import require_least
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,8 +49,7 @@ class SuffixOptions(LookUpOptions):
         if not isinstance(given, list | tuple) or not all(isinstance(f, str | os.PathLike) for f in given):
             raise OptionError(f"corpus is {self.corpus!r}; it must be a list of files")
         object.__setattr__(self, "corpus", tuple(os.fspath(file) for file in given))
-        if self.min_match < 1:
-            raise OptionError(f"min_match is {self.min_match}; it must be at least 1")
+        require_least(self, min_match=1)
 
 
 class _Seen(Memory):

@@ -20,7 +20,7 @@ from selfspec.drafters.proposals import Proposals
 from selfspec.drafters.searched import SearchedDraft, SearchedOptions, every_second
 from selfspec.drafters.skip_search import matchness
 from selfspec.errors import OptionError
-from selfspec.types import LayerPlan, Part, SubLayer
+from selfspec.types import LayerPlan, Part, SubLayer, require_least
 
 if TYPE_CHECKING:
     from selfspec.context import Context, Text
@@ -39,9 +39,7 @@ class SwiftOptions(SearchedOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("interval", "bayes_interval", "max_trials", "patience"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        require_least(self, interval=1, bayes_interval=1, max_trials=1, patience=1)
 
 
 def inner_steps(num_layers: int) -> list[SubLayer]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from selfspec.drafters.base import option
 from selfspec.errors import OptionError
-from selfspec.types import MAX_GAMMA, require_types
+from selfspec.types import MAX_GAMMA, require_least, require_types
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -47,14 +47,6 @@ class Workload:
     def task_names(self) -> tuple[str, ...]:
         """The tasks that were asked for; none are all."""
         return tuple(name.strip() for name in self.tasks.split(",") if name.strip())
-
-
-def require_least(options: Workload, **least: int) -> None:
-    """Raise OptionError for a number that is smaller than it may be."""
-    for name, smallest in least.items():
-        value = getattr(options, name)
-        if value is not None and value < smallest:
-            raise OptionError(f"{name} is {value}; it must be at least {smallest}")
 
 
 @dataclass(frozen=True)
