@@ -262,7 +262,7 @@ def test_heads_know_their_checkpoint_in_any_precision(tmp_path, monkeypatch):
     monkeypatch.setattr(trained, "SHIPPED", tmp_path)
     core = tiny_core("int4")
     found = drafters.create("eagle", core.config, {"gamma": 2}, Host(core, {}))
-    assert found.runs == "eagle head on layers 1, 2, 3"
+    assert found.runs == "head on layers 1, 2, 3"
     assert [text.tokens for text in run(core, PROMPTS[:1], found, new_tokens=6)] == [
         text.tokens for text in run(core, PROMPTS[:1], new_tokens=6)
     ]

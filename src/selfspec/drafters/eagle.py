@@ -76,7 +76,7 @@ class Eagle(StepDrafter):
     @property
     def runs(self) -> str:
         """The head."""
-        return "unbound" if self._head is None else f"eagle head on layers {', '.join(map(str, self.taps))}"
+        return "unbound" if self._head is None else f"head on layers {', '.join(map(str, self.taps))}"
 
     @property
     def extra_bytes(self) -> Extra:
