@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,10 +30,21 @@ from selfspec.types import Sampling
 NEW = 14
 
 
+@cache
+def path_of(form):
+    """The heads of the table; "wild" is an exit head whose attention decides what it says."""
+    if form != "wild":
+        return head(form)
+    made = random_head(random_facts("exit_head", "attention", taps=(3,)), scale=0.5)
+    path = Path(tempfile.mkdtemp()) / "wild.safetensors"
+    write_head(path, made)
+    return str(path)
+
+
 def drafter_of(form, runtime=None, **options):
     runtime = tiny_runtime() if runtime is None else runtime
     kind = "eagle" if form == "eagle" else "early_exit"
-    return drafters.create(kind, runtime.config, {"head": head(form), "gamma": 3, **options}, Host(runtime, {}))
+    return drafters.create(kind, runtime.config, {"head": path_of(form), "gamma": 3, **options}, Host(runtime, {}))
 
 
 class Notes:
@@ -50,11 +64,11 @@ class Notes:
     def check(self, form, runtime, least, origin=0):
         assert sum(len(drafted) for _, drafted in self.made) >= least
         for tokens, drafted in self.made:
-            said = draft_logits(runtime, read_head(head(form)), tokens, len(drafted), origin)
+            said = draft_logits(runtime, read_head(path_of(form)), tokens, len(drafted), origin)
             assert list(drafted) == [int(row.argmax()) for row in said], len(tokens)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, "wild"])
 def test_drafts_are_those_of_the_definition(form, monkeypatch):
     """Guards every cell, position and row: ragged texts; drafts that fail, hold in part, hold whole."""
     runtime, drafter = tiny_runtime(), drafter_of(form)
@@ -66,8 +80,8 @@ def test_drafts_are_those_of_the_definition(form, monkeypatch):
         new_tokens=NEW,
         each_round=lambda *given: accepted.extend(commit.accepted for commit in given[2].commits),
     )
-    assert {0, 1} <= set(accepted)
-    assert form == "attention" or 3 in accepted
+    assert form == "wild" or {0, 1} <= set(accepted)
+    assert form in ("wild", "attention") or 3 in accepted
     notes.check(form, runtime, 40)
     assert drafter.extra_bytes.weights > 0
     assert (drafter.extra_bytes.kv > 0) == (form != "linear")
@@ -98,7 +112,7 @@ class Turns(Drafter):
         self.both[self.round % 2].observe(text, commit)
 
 
-@pytest.mark.parametrize("form", ["layer", "eagle"])
+@pytest.mark.parametrize("form", ["wild", "eagle"])
 @pytest.mark.parametrize("other", ["early_exit:exit_layer=4", "scripted", "layer_skip", "comb"])
 def test_rounds_of_others_leave_no_gap(form, other, monkeypatch):
     """Guards states below an exit, which only the draft has run; rows of accepted leaves; and rounds without it.
@@ -143,7 +157,7 @@ def test_own_siblings_are_read_where_they_ran(form, monkeypatch):
     notes.check(form, runtime, 12)
 
 
-@pytest.mark.parametrize("form", ["attention", "eagle"])
+@pytest.mark.parametrize("form", ["wild", "eagle"])
 def test_a_text_whose_beginning_is_cached_begins_where_it_is_known(form, monkeypatch):
     """Guards conversations, and slots that another text has had: nothing of it is seen."""
     runtime, drafter = tiny_runtime(), drafter_of(form)
@@ -167,10 +181,12 @@ def test_a_text_whose_beginning_is_cached_begins_where_it_is_known(form, monkeyp
     assert not context.feeds._feeds
 
 
-def test_prompts_in_pieces_are_read_from_their_beginning(monkeypatch):
-    """Guards the server's way: a prompt runs in passes between the rounds of others."""
+@pytest.mark.parametrize("form", ["wild", "eagle"])
+def test_prompts_in_pieces_are_read_from_their_beginning(form, monkeypatch):
+    """Guards the server's way: a prompt runs in passes between the rounds of others; some of it is read then."""
     monkeypatch.setattr("selfspec.flight.PREFILL_ROWS", 3)
-    runtime, drafter = tiny_runtime(), drafter_of("eagle")
+    monkeypatch.setattr(feeds, "MOST_PENDING", 2)
+    runtime, drafter = tiny_runtime(), drafter_of(form)
     notes, flight = Notes(drafter, monkeypatch), Flight(runtime, 1, 40)
     text = Text(0, 0, list(PROMPTS[0]), len(PROMPTS[0]) + NEW, GREEDY, Chance(0), lambda _: False, 6)
 
@@ -188,7 +204,28 @@ def test_prompts_in_pieces_are_read_from_their_beginning(monkeypatch):
     flight.fill()
     while flight.aboard:
         flight.turn()
-    notes.check("eagle", runtime, 12)
+    notes.check(form, runtime, 12)
+
+
+@pytest.mark.parametrize("form", ["layer", "eagle"])
+def test_no_row_is_run_for_nothing(form, monkeypatch):
+    """Guards what a round costs: exit heads run a row once; eagle once from its feature, once to draft on."""
+    runtime, drafter = tiny_runtime(), drafter_of(form)
+    attached, ran, rounds = drafter._bound.attached if form == "eagle" else drafter._head.attached, [], []
+    run_head = attached.run
+    monkeypatch.setattr(attached, "run", lambda *given: ran.append(len(given[2])) or run_head(*given))
+    commits = lambda *given: rounds.extend(commit for commit in given[2].commits if given[2].index)  # noqa: E731
+    run(runtime, PROMPTS[:3], drafter, new_tokens=NEW, each_round=commits)
+    wanted = whole = 0
+    for i, prompt in enumerate(PROMPTS[:3]):
+        asked = [commit for commit in rounds if commit.sequence == i and commit.drafted]
+        before, drafted = asked[:-1], sum(commit.drafted for commit in asked)
+        full = sum(commit.accepted == commit.drafted for commit in before)
+        features = len(prompt) + sum(len(commit.tokens) for commit in before)
+        wanted += features + drafted - len(asked) if form == "eagle" else len(prompt) + drafted + full
+        whole += full
+    assert whole
+    assert sum(ran) == wanted
 
 
 def test_greedy_drafts_build_no_row_of_the_vocabulary(monkeypatch):
@@ -268,3 +305,29 @@ def test_heads_know_their_checkpoint_in_any_precision(tmp_path, monkeypatch):
     ]
     with pytest.raises(OptionError, match="no eagle head comes with selfspec"):
         drafters.create("eagle", target.config, {}, Host(tiny_runtime(seed=1), {}))
+
+
+def test_auto_takes_what_comes_with_the_package_unless_candidates_are_named(tmp_path, monkeypatch):
+    """Guards the default: no line to write, and no weights that somebody has not asked for elsewhere."""
+    monkeypatch.setattr(trained, "SHIPPED", tmp_path)
+    runtime = tiny_runtime()
+    for form in ("eagle", "layer"):
+        made = read_head(head(form))
+        facts = replace(made.facts, target=identity_of(runtime))
+        write_head(tmp_path / f"tiny-{form}.safetensors", replace(made, facts=facts))
+
+    def candidates(target, **options):
+        auto = drafters.create("auto", target.config, options, Host(target, {}))
+        return auto, [choice.label for choice in auto._choices]
+
+    auto, labels = candidates(runtime)
+    assert labels[-2:] == ["eagle", "early_exit:head=tiny-layer"]
+    assert {part.taps for part in auto.parts} == {(), (1, 2, 3), (4,)}
+    assert auto.extra_bytes.weights > 0
+    auto.bind(Host(runtime, {}))  # again, as every request does
+    assert len(auto._choices) == len(labels)
+    assert "eagle" not in candidates(runtime, candidates="suffix,early_exit:exit_layer=2")[1]
+    assert "eagle" not in candidates(tiny_runtime(seed=1))[1]
+    texts = run(runtime, PROMPTS[:2], auto, new_tokens=NEW)
+    assert [text.tokens for text in texts] == [text.tokens for text in run(runtime, PROMPTS[:2], new_tokens=NEW)]
+    assert "eagle" in [entry["drafter"] for entry in texts[0].explanation["choices"]]
