@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import re
 import subprocess
 import sys
@@ -32,6 +33,13 @@ def test_concepts_are_computed():
     found = doctest.testfile(str(ROOT / "docs" / "concepts.md"), module_relative=False, encoding="utf-8")
     assert found.failed == 0
     assert found.attempted > 20
+
+
+@pytest.mark.parametrize("name", ["estimate", "simulate"])
+def test_examples_of_library_functions_are_computed(name):
+    """Guards the docstrings of the cost model's functions."""
+    found = doctest.testmod(importlib.import_module(f"selfspec.measure.{name}"))
+    assert (found.failed, found.attempted > 0) == (0, True)
 
 
 @pytest.mark.parametrize("page", [*sorted(p.name for p in ROOT.glob("*.md")), "docs"])

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from pages import Page
+from html_pages import Page
 
 from selfspec.errors import OptionError
 from selfspec.reporting import drawing
