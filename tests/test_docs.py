@@ -32,7 +32,26 @@ def test_concepts_are_computed():
     """Guards docs/concepts.md: every figure of a formula is what the cost model gives."""
     found = doctest.testfile(str(ROOT / "docs" / "concepts.md"), module_relative=False, encoding="utf-8")
     assert found.failed == 0
-    assert found.attempted > 20
+    assert found.attempted > 40
+
+
+def test_concepts_quote_what_was_measured():
+    """Guards docs/concepts.md: a measured figure stands in the page that is named, below its command."""
+    text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    table = text.partition("## Measured")[2].replace("\\|", "\0")
+    rows = [
+        [cell.strip().replace("\0", "|") for cell in row.split("|")[1:-1]]
+        for row in table.splitlines()
+        if "`" in row
+    ]
+    assert len(rows) > 8
+    asked = ""
+    for what, line, page, command in rows:
+        name = re.fullmatch(r"\[.*\]\((.*)\)", page)[1]
+        asked = command if command != "the same" else asked
+        sections = (ROOT / "docs" / name).read_text(encoding="utf-8").split("\n## ")
+        (section,) = (section for section in sections if asked in section)
+        assert " ".join(line.strip("`").split()) in " ".join(section.split()), what
 
 
 @pytest.mark.parametrize("name", ["estimate", "simulate"])
