@@ -37,7 +37,7 @@ def titles(page):
 
 @pytest.fixture(scope="module")
 def whole(results):
-    return report(paths(results))
+    return report(paths(results))[1]
 
 
 @pytest.fixture(scope="module")
@@ -188,13 +188,13 @@ def test_characters_that_no_page_may_hold_are_replaced(documents):
 
 def test_the_same_results_give_the_same_page(whole, results):
     """Guards version control of a report: nothing of the day or the run is in it."""
-    assert report(paths(results)) == whole
+    assert report(paths(results))[1] == whole
 
 
 @pytest.mark.parametrize("kind", TITLES)
 def test_one_result_makes_a_partial_page_that_says_what_is_missing(results, kind):
     """Guards partial input: what is there is shown, the rest is named with the command that makes it."""
-    page = Page(report(paths(results, kind)))
+    page = Page(report(paths(results, kind))[1])
     assert set(TITLES[kind]) <= set(titles(page))
     missing = next(section for section in page.all("section") if section["aria-labelledby"] == "missing")
     commands = [code.text for code in missing.all("code")]
@@ -207,8 +207,8 @@ def test_one_result_makes_a_partial_page_that_says_what_is_missing(results, kind
 
 def test_a_tuned_result_draws_its_own_profile(results):
     """Guards the tuner's file: S, α and v(T) are in it, and a profile given beside it goes before."""
-    assert set(TITLES["profile"]) <= set(titles(Page(report(paths(results, "tune")))))
-    both = titles(Page(report(paths(results, "tune", "profile"))))
+    assert set(TITLES["profile"]) <= set(titles(Page(report(paths(results, "tune"))[1])))
+    both = titles(Page(report(paths(results, "tune", "profile"))[1]))
     assert both.count("Acceptance by layer") == 1
 
 
@@ -329,6 +329,11 @@ def test_the_command_writes_the_page(command, results, tmp_path, whole):
     assert done.exit_code == 0, done.output
     assert Page((tmp_path / "r.html").read_text(encoding="utf-8"))
     assert re.search(r"r\.html: \d", done.stderr)
+    assert done.stdout.splitlines() == ["Draft with suffix:gamma=15: 1.21x of plain decoding."]
+    made = json.loads(command(results["certify"], "--json").stdout)
+    assert made["speculate"] is None
+    assert len(made["missing"]) == 4
+    assert json.loads(command(results["tune"], "--json").stdout)["speculate"] is True
 
 
 def written(folder, document, name="x.json"):

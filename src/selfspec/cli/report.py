@@ -6,19 +6,20 @@ from pathlib import Path
 
 import click
 
-from selfspec.cli.output import check_target, examples, note, write_whole
+from selfspec.cli.output import check_target, emit_json, examples, note, write_whole
 from selfspec.measure.quantities import size
 
 _EXAMPLES = examples(
     "selfspec report bench.json profile.json certificate.json",
-    "selfspec report tuned.json plan.json --out ~/tuned.html",
+    "selfspec report tuned.json plan.json --out ~/tuned.html --json",
 )
 
 
 @click.command("report", epilog=_EXAMPLES)
 @click.argument("files", nargs=-1, metavar="FILES")
 @click.option("--out", metavar="FILE", default="report.html", show_default=True, help="Where to write the page.")
-def command(files: tuple[str, ...], out: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the recommendation as one JSON document.")
+def command(files: tuple[str, ...], out: str, as_json: bool) -> None:
     """One HTML page from results of bench, profile, tune, plan and certify, in any order.
 
     \b
@@ -36,6 +37,10 @@ def command(files: tuple[str, ...], out: str) -> None:
 
     path = Path(out).expanduser()
     check_target(path)
-    html = report(files)
+    page, html = report(files)
     write_whole(path, html)
+    if as_json:
+        emit_json(page.to_dict())
+    else:
+        click.echo(page.advice.headline)
     note(f"{out}: {size(len(html.encode()))}")

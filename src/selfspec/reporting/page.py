@@ -38,9 +38,13 @@ _MISSING: dict[Kind, tuple[str, str]] = {
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
-def report(paths: Sequence[str]) -> str:
-    """The page of the results in these files. Raises OptionError for what is none, or not of one model."""
-    return render(page_of(read_results(paths)))
+def report(paths: Sequence[str]) -> tuple[Page, str]:
+    """The page of the results in these files, and its HTML.
+
+    Raises OptionError for what is no result, or not of one model, RuntimeMissingError where nothing can be drawn.
+    """
+    page = page_of(read_results(paths))
+    return page, render(page)
 
 
 def page_of(results: Sequence[Result]) -> Page:
@@ -116,4 +120,4 @@ def render(page: Page) -> str:
     made = Environment(loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined)
     made.trim_blocks = made.lstrip_blocks = True
     made.filters["breakable"] = _breakable
-    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", made.get_template("page.html.jinja").render(page=page))
+    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", made.get_template("page.html").render(page=page))

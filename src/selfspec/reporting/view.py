@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, TypeAlias
 
 _NUMBER = 6  # letters of a number
 Tone: TypeAlias = Literal["", "gain", "loss", "level"]
@@ -117,6 +117,16 @@ class Page:
     facts: tuple[tuple[str, str], ...]
     sections: tuple[Section, ...]
     missing: tuple[Missing, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: what to do, why, and what is missing; ``speculate`` None where that is open."""
+        return {
+            "title": self.title,
+            "speculate": {"gain": True, "loss": False, "open": None}[self.advice.tone],
+            "recommendation": self.advice.headline,
+            "reasons": list(self.advice.reasons),
+            "missing": [asdict(missing) for missing in self.missing],
+        }
 
 
 def table(caption: str, header: tuple[str, ...], rows: list[tuple[str | Cell, ...]], note: str = "") -> Table:
