@@ -86,6 +86,14 @@ def tuned(profile):
         "contenders": [
             head | {"row_layers_per_token": 4.5, "measured": RATIO, "memory": HELD, "stage": "chosen"},
             head | {"row_layers_per_token": None, "measured": None, "memory": HELD, "stage": "screened"},
+            head
+            | {
+                "expected": None,
+                "row_layers_per_token": None,
+                "measured": None,
+                "memory": HELD,
+                "stage": "screened",
+            },
         ],
         "tuning_prompts": 6,
         "left_out": {"rounds": "4 of 15 within the budget"},

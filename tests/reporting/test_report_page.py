@@ -208,6 +208,7 @@ def test_one_result_makes_a_partial_page_that_says_what_is_missing(results, kind
 def test_a_tuned_result_draws_its_own_profile(results):
     """Guards the tuner's file: S, α and v(T) are in it, and a profile given beside it goes before."""
     assert set(TITLES["profile"]) <= set(titles(Page(report(paths(results, "tune"))[1])))
+    assert "And 1 more that were neither replayed" in report(paths(results, "tune"))[1]
     both = titles(Page(report(paths(results, "tune", "profile"))[1]))
     assert both.count("Acceptance by layer") == 1
 

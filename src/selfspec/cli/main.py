@@ -38,10 +38,10 @@ VERBS = {
     "certify": "Prove on your own model that drafts change nothing.",
     "bench": "How fast drafters and other programs are, task by task.",
     "profile": "What exits, passes and drafts cost here, and the speedups they promise.",
-    "report": "Results of the other verbs as one page, with a recommendation.",
     "search-plan": "Which layers a draft of the same model should leave out, here.",
     "bundle": "A model and all that runs it in one folder, for boxes without a network.",
     "plan": "What fits into a memory, with which draft, and whether to speculate.",
+    "report": "Results of the other verbs as one page, with a recommendation.",
     "estimate": "What a draft is worth, from its acceptance rate and cost.",
     "simulate": "What drafting ahead would give on devices that are not here.",
 }

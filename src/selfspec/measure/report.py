@@ -18,7 +18,7 @@ from selfspec.rounds import Stats
 from selfspec.runtime.cores import available_processors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from selfspec.measure.bench import Match, Measurements
     from selfspec.measure.timing import Column, Run
@@ -111,7 +111,7 @@ class Report:
             "samples": list(self._samples()),
         }
 
-    def _samples(self) -> Iterator[dict[str, Any]]:
+    def _samples(self) -> Iterable[dict[str, Any]]:
         """The first question of every task and temperature, and who wrote each token of our own answers to it."""
         firsts: dict[tuple[str, float], Match] = {}
         for match in self._matches:

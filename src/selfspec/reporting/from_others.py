@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from selfspec.reporting.results import Result
+    from selfspec.reporting.view import Table
 
 TUNE = "selfspec tune --out tuned.json"
 PLAN = "selfspec plan --memory SIZE --json > plan.json"
@@ -23,23 +24,7 @@ def tune_sections(result: Result, name: str) -> Iterator[Section]:
     """What was tried, and what the choice gains on prompts that it was not chosen on."""
     document = result.document
     choice, held = document["choice"], document["held_out"]
-    rows: list[tuple[str | Cell, ...]] = [
-        (
-            found["draft"],
-            found["stage"],
-            number(found["expected"], 1, ".2f"),
-            measured(found["measured"], found["stage"] == "chosen"),
-            number(found["tokens_per_round"], 1, ".2f"),
-            number(found["row_layers_per_token"], 1, ".1f"),
-            size(int(found["memory"]["bytes"])),
-        )
-        for found in document["contenders"]
-    ]
-    tried = table(
-        f"Contenders on {document['tuning_prompts']} prompts, {document['seconds']:.0f} s, aim {document['aim']}",
-        ("draft", "stage", "S by replay", "S measured", "tokens per round", "row-layers/token", "memory"),
-        rows,
-    )
+    tried = _contenders(document)
     held_bytes = choice["memory"]["bytes"]
     said = (
         f"The choice: {choice['draft']} ({choice['runs']}); beyond the model it holds {size(int(held_bytes))}.",
@@ -64,6 +49,31 @@ def tune_sections(result: Result, name: str) -> Iterator[Section]:
         tried,
     )
     yield Section(f"{name}-tuned", "Tuned on this machine", parts)
+
+
+def _contenders(document: Mapping[str, Any]) -> Table:
+    """Those that were replayed or measured."""
+    found = document["contenders"]
+    known = [one for one in found if one["expected"] is not None or one["measured"] is not None]
+    rows: list[tuple[str | Cell, ...]] = [
+        (
+            one["draft"],
+            one["stage"],
+            number(one["expected"], 1, ".2f"),
+            measured(one["measured"], one["stage"] == "chosen"),
+            number(one["tokens_per_round"], 1, ".2f"),
+            number(one["row_layers_per_token"], 1, ".1f"),
+            size(int(one["memory"]["bytes"])),
+        )
+        for one in known
+    ]
+    rest = len(found) - len(known)
+    return table(
+        f"Contenders on {document['tuning_prompts']} prompts, {document['seconds']:.0f} s, aim {document['aim']}",
+        ("draft", "stage", "S by replay", "S measured", "tokens per round", "row-layers/token", "memory"),
+        rows,
+        f"And {rest} more that were neither replayed nor measured." if rest else "",
+    )
 
 
 def plan_sections(result: Result, name: str) -> Iterator[Section]:

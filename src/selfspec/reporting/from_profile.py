@@ -31,7 +31,7 @@ def profile_sections(result: Result, name: str) -> Iterator[Section]:
         yield Section(f"{name}-alpha", "Acceptance by layer", tuple(_alpha(document, name)))
     if document["passes"]:
         yield Section(f"{name}-rows", "What rows cost: v(T)", (_rows(document["passes"], name), *_bounds(document)))
-    if document["left_out"]:
+    if document["left_out"] and result.kind == "profile":  # a tuned one says so itself
         left = tuple(f"{what}: {why}" for what, why in document["left_out"].items())
         yield Section(f"{name}-left-out", "Left out of the profile", (Words(left),))
 
