@@ -392,8 +392,11 @@ def test_another_machine_is_said(documents):
     """Guards numbers of two machines on one page: both are named."""
     other = copy.deepcopy(documents["profile"])
     other["machine"]["processor"] = "Another CPU"
-    page = page_of([Result("a", "bench", documents["bench"]), Result("b", "profile", other)])
-    assert sum(name == "machine" for name, _ in page.facts) == 2
+    both = [Result("a", "bench", documents["bench"]), Result("b", "profile", other)]
+    assert sum(name == "machine" for name, _ in page_of(both).facts) == 2
+    del other["machine"]["cores"]
+    with pytest.raises(OptionError, match="'b' is no whole result"):
+        page_of(both)
 
 
 def corruptions(value, depth=3):

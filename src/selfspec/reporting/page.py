@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
@@ -77,15 +77,16 @@ def _facts(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
     yield "precision", str(first.document["precision"])
     places = [str(result.document["runs_on"]) for result in results if "runs_on" in result.document]
     yield "runs on", places[0] if places else str(first.document["runtime"])
-    for place in dict.fromkeys(_machine(result.document) for result in results if "machine" in result.document):
+    for place in dict.fromkeys(_machine(result) for result in results if "machine" in result.document):
         yield "machine", place
     for result in results:
         yield result.kind, result.path
 
 
-def _machine(document: Any) -> str:
-    machine = document["machine"]
-    return f"{machine['processor']}, {machine['cores']} cores"
+def _machine(result: Result) -> str:
+    with result.whole():
+        machine = result.document["machine"]
+        return f"{machine['processor']}, {machine['cores']} cores"
 
 
 def _missing(results: Sequence[Result]) -> Iterator[Missing]:
