@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SHARD_TOKENS = 50_000  # of answers: a file of some 0.3 MB
 
+_FREE = ("version", "self_prompts")
 _REMEDY = "or give another --out"
 _SOURCES = 1 << 32  # more prompts than anyone has
 
@@ -36,8 +37,8 @@ def growing(path: Path, provenance: Mapping[str, Any]) -> Iterator[Folder]:
     path
         The folder.
     provenance
-        What ``data.json`` says, a JSON object. All but the version and the model's name must be what the run
-        that began the folder said.
+        What ``data.json`` says, a JSON object. All but the version, the model's name and the number of
+        prompts of its own must be what the run that began the folder said.
 
     Raises
     ------
@@ -77,11 +78,13 @@ def _describe(path: Path, provenance: Mapping[str, Any], identity: Mapping[str, 
                 f"with it, {_REMEDY}"
             )
         document["version"] = found.get("version")
+        written = [d["self_prompts"] for d in (found, document) if "self_prompts" in d]
+        document |= {"self_prompts": max(written, key=lambda w: int(w["count"]))} if written else {}
     write_whole(path / "data.json", json.dumps(json.loads(json_line(document)), indent=1) + "\n")
 
 
 def _identity(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in provenance.items() if name != "version"}
+    kept = {name: value for name, value in provenance.items() if name not in _FREE}
     return kept | {"model": provenance["model"]["fingerprint"]}
 
 
