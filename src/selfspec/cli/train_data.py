@@ -84,6 +84,8 @@ def command(out: str, as_json: bool, **options: Any) -> None:
     given = [name for name in _WRITING if options[name] not in (None, False)]
     if asked.text and given:
         raise OptionError(f"{flag_name(given[0])} is for texts that the model writes; leave it out with --text")
+    if asked.self_prompts and options["no_chat"]:
+        raise OptionError("--no-chat leaves out the chat template, and --self-prompts needs it; give one of them")
     wrapped = unwrapped({name: opening.pop(name) for name in ("system", "no_chat")})
     files = [(name, read_file(name, "the file")) for name in asked.text or filter(None, [asked.prompts])]
     prompts = read_prompts(asked.prompts) if asked.prompts else []
@@ -157,8 +159,6 @@ def _writer(
     """The model as its own user, who asks nothing that the file of prompts asks."""
     from selfspec.train.self_prompts import SelfPrompts, key
 
-    if "chat" in wrapped:
-        raise OptionError("--no-chat leaves out the chat template, and --self-prompts needs it; give one of them")
     taken = frozenset(key(entry["prompt"]) for entry in prompts if "prompt" in entry)
     return SelfPrompts(engine, beginnings, asked.seed, wrapped.get("system"), taken)
 
@@ -212,6 +212,8 @@ def _answer(
         except KeyboardInterrupt:
             note(f"{len(folder)} texts are kept; run the same command again for the others")
             raise
+    if asked.tokens is not None and folder.answer_tokens < asked.tokens:
+        note("all prompts are answered, at temperature 0 only once; for more tokens give more prompts")
     return _ended(sums, folder, answering.left_out, "prompts")
 
 

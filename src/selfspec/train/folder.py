@@ -47,8 +47,10 @@ def growing(path: Path, provenance: Mapping[str, Any]) -> Iterator[Folder]:
     """
     _make(path)
     identity = _identity(provenance)
+    _require_same(path, identity)  # now: a journal of a run that is refused would stand in the way of others
     with journal.opened(path / "answers", identity, remedy=_REMEDY) as kept:
-        _describe(path, provenance, identity)
+        _require_same(path, identity)
+        _describe(path, provenance)
         folder = Folder(path, kept, provenance["temperatures"])
         try:
             yield folder
@@ -67,16 +69,19 @@ def _make(path: Path) -> None:
         raise OptionError(f"--out {str(path)!r} has files, but no data of ours; name a new or an empty folder")
 
 
-def _describe(path: Path, provenance: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Write ``data.json``, or compare it; the version that began the folder stays in it."""
+def _require_same(path: Path, identity: Mapping[str, Any]) -> None:
+    if (path / "data.json").exists() and (other := other_fields(_identity(read_provenance(path)), identity)):
+        raise OptionError(
+            f"--out {str(path)!r} holds data of another {' and '.join(other)}; give the same again to go on "
+            f"with it, {_REMEDY}"
+        )
+
+
+def _describe(path: Path, provenance: Mapping[str, Any]) -> None:
+    """Write ``data.json``; the version that began the folder stays in it, and the larger number of prompts."""
     document = dict(provenance)
     if (path / "data.json").exists():
         found = read_provenance(path)
-        if other := other_fields(_identity(found), identity):
-            raise OptionError(
-                f"--out {str(path)!r} holds data of another {' and '.join(other)}; give the same again to go on "
-                f"with it, {_REMEDY}"
-            )
         document["version"] = found.get("version")
         written = [d["self_prompts"] for d in (found, document) if "self_prompts" in d]
         document |= {"self_prompts": max(written, key=lambda w: int(w["count"]))} if written else {}

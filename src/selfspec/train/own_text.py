@@ -85,6 +85,8 @@ def _pairs(engine: Engine, entry: Any, where: str) -> Iterator[tuple[list[int], 
 def _pieces(engine: Engine, text: str) -> Iterator[tuple[list[int], int]]:
     assert engine.tokenizer is not None
     tokens = engine.tokenizer.encode(text)
+    if len(tokens) < 2:
+        raise PromptError("the text has no second token; give some more")
     size = min(PIECE, engine.config.context_length)
     yield from ((tokens[start : start + size], 1) for start in range(0, len(tokens) - 1, size))
 

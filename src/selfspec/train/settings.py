@@ -52,4 +52,4 @@ class DataOptions:
     @property
     def temperature_values(self) -> tuple[float, ...]:
         """As numbers. Raises OptionError for what is none, is negative, or is there twice."""
-        return temperatures_of(self.temperatures)
+        return temperatures_of(self.temperatures, "temperatures")
