@@ -175,8 +175,8 @@ def test_the_draft_vocabulary_is_what_is_counted(tmp_path):
         (99, list(range(12))),
     ]:
         assert draft_vocabulary(data, size)[0].tolist() == ids
-    # each of the two prompts chooses for the other one: of the answers to the first, the second one's choice (4, 5, 2)
-    # covers 2, 3, 3 tokens, of those to the second the first one's choice (4, 3, 5) covers 3, 3, 5
+    # each of the two prompts chooses for the other: the choice of the second (4, 5, 2) covers 2, 3, 3 tokens of the
+    # answers to the first, that of the first (4, 3, 5) 3, 3, 5 tokens of those to the second
     assert [draft_vocabulary(data, size)[1] * 9 for size in (2, 3, 4, 5, 99)] == pytest.approx([0, 5, 6, 8, 9])
     one = read_data(written(tmp_path / "one", texts[:1]))
     assert draft_vocabulary(one, 3)[1] == 0.5  # nobody else could choose
