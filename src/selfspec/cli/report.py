@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from selfspec.cli.output import check_target, emit_json, examples, note, write_whole
+from selfspec.cli.output import check_target, emit_json, examples, note
+from selfspec.documents import write_whole
 from selfspec.measure.quantities import size
 
 _EXAMPLES = examples(
