@@ -16,7 +16,7 @@ from selfspec.runtime.packing import BITS
 from selfspec.types import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from selfspec.drafters.base import Drafter
     from selfspec.model.config import ModelConfig
@@ -75,6 +75,13 @@ def _trained(sizes: Sizes) -> Iterator[Price]:
     module, layers = eagle(sizes), sizes.config.num_layers
     c = module.reads / sizes.whole_step
     yield Price("eagle", "EAGLE-3, one layer", module.weights, module.kv_layers * sizes.kv // layers, c, HEAD)
+
+
+def keeps(draft: str, options: Mapping[str, Any]) -> str:
+    """What a drafter, as it is named and with its options, needs besides the model's own files."""
+    if "draft_model" in draft or options.get("draft_model"):
+        return SECOND
+    return HEAD if "eagle" in draft or options.get("head") else "nothing"
 
 
 def in_fewer_bits(model: str, sizes: Sizes) -> list[Sizes]:
