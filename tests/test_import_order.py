@@ -20,7 +20,7 @@ LAYERS = [
     ["traffic"],
     ["_native"],
     ["runtime.base", "runtime.products", "runtime"],
-    ["processors"],
+    ["processors", "grammar"],
     ["sampling", "verify"],
     ["context", "joining", "watch"],
     ["drafters"],

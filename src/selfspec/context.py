@@ -102,7 +102,7 @@ class Text:
         return self._law(logits, self.prefix(draft), self.sampling)
 
     def draft_law(self, logits: Array, draft: Sequence[int] = ()) -> Distribution:
-        """What a drafter makes of its own ``logits`` [V]: the same, without the user's callables.
+        """What a drafter makes of its own ``logits`` [V]: the same, without the user's callables. A grammar holds.
 
         Realised with the target's noise where sampling is coupled, so that draft and target often agree.
         """

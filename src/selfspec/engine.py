@@ -17,6 +17,7 @@ from selfspec.batch import run_batch
 from selfspec.drafters.base import Drafter, Loaded
 from selfspec.errors import OptionError, PromptError, SelfspecError
 from selfspec.generation import Generation
+from selfspec.grammar import Grammars
 from selfspec.model.chat import TemplateInputs
 from selfspec.model.messages import Message, check_messages
 from selfspec.request import Completion, Request
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from selfspec.batch import Outcome, Prepared
+    from selfspec.grammar import Grammar
     from selfspec.model import Tokenizer
     from selfspec.runtime.base import Runtime
 
@@ -70,6 +72,7 @@ class Engine:
         self._defaults = self._over(self._defaults, options)
         request, _ = self._ask(self._defaults)  # a wrong option is an error now, not at the first prompt
         request.sampling(self.config, self.tokenizer, 1)
+        self.grammar(request)
 
     def generate(
         self,
@@ -197,6 +200,15 @@ class Engine:
                 self._kept[key] = make()
             found: T = self._kept[key]
             return found
+
+    def grammar(self, request: Request) -> Grammar | None:
+        """The grammar that an answer must obey, at its beginning; None where any text will do.
+
+        Raises OptionError for a wrong grammar, or where there can be none.
+        """
+        if (asked := request.structure) is None:
+            return None
+        return self.kept("grammars", lambda: Grammars(self.tokenizer, self.config)).start(*asked)
 
     def _over(self, base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """``options`` on top of those of ``base``, whose draft options belong to its own drafter."""

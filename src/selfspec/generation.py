@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from selfspec.context import Text
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from selfspec.drafters.base import Drafter
     from selfspec.engine import Engine
+    from selfspec.grammar import Grammar
     from selfspec.rounds import Round
     from selfspec.runtime.base import Cache
 
@@ -38,7 +40,11 @@ class Generation:
             raise OptionError(
                 f"the drafter {drafter.name!r} does not use a prediction; leave it out, or use suffix"
             )
-        self._ending = Ending(writer, () if request.ignore_eos else engine.config.eos_token_ids)
+        grammar = engine.grammar(request)
+        self._sampling = replace(self._sampling, constraint=grammar)
+        least = max(request.min_tokens, request.min_length - len(prompt))
+        ends = () if request.ignore_eos else engine.config.eos_token_ids
+        self._ending = Ending(writer, ends, grammar, least)
         self._stats = Stats()
         self._logprobs = request.logprobs
         self._scores: list[Score] = []
@@ -111,11 +117,18 @@ class Generation:
 
 
 class Ending:
-    """Decides after every token whether the text is complete, and keeps the text that each one released."""
+    """Decides after every token whether the text is complete, and keeps the text that each one released.
 
-    def __init__(self, writer: TextStream | None, eos: tuple[int, ...]) -> None:
+    It is also complete where its grammar allows nothing more, unless it must have ``least`` tokens: then the next
+    one finds that the two contradict each other.
+    """
+
+    def __init__(
+        self, writer: TextStream | None, eos: tuple[int, ...], grammar: Grammar | None = None, least: int = 0
+    ) -> None:
         self._writer = writer
         self._eos = eos
+        self._grammar, self._left = grammar, least
         self._new: list[tuple[int, str]] = []
 
     def __call__(self, token: int) -> bool:
@@ -123,7 +136,10 @@ class Ending:
         ended = token in self._eos
         piece = "" if ended or self._writer is None else self._writer.push(token)
         self._new.append((token, piece))
-        return ended or (self._writer is not None and self._writer.is_stopped)
+        self._left -= 1
+        if ended or (self._writer is not None and self._writer.is_stopped):
+            return True
+        return self._grammar is not None and self._grammar.ends(token) and self._left <= 0
 
     @property
     def text(self) -> str:

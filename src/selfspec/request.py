@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from selfspec.errors import OptionError
+from selfspec.grammar import KINDS, require_one
 from selfspec.model.chat import TemplateInputs, Tool
 from selfspec.model.textstream import check_stop
 from selfspec.model.tools import schemas_of
@@ -32,7 +33,8 @@ class Request:
     with. ``prediction`` is text, or token ids, that the answer is expected to hold, such as the file that it is to
     change: drafters that copy draft from it, and nothing else sees it. ``logprobs`` reports of every new token what
     the model thought of it before anything below changed that (`Score`), with so many likeliest tokens; None says
-    nothing.
+    nothing. At most one of ``json_schema``, ``regex`` (of the Rust crate) and ``grammar`` (Lark, as llguidance
+    reads it) is what the answer must be, its end included (`selfspec.grammar`).
 
     What shapes the probabilities, and in which order, is described by `Sampling`; the names are those of
     transformers, OpenAI and vLLM. Here a ``bad_words`` entry may also be a text, which is banned with and
@@ -73,6 +75,9 @@ class Request:
     draft: str | Drafter | None = None
     prediction: str | Sequence[int] | None = None
     logprobs: int | None = None
+    json_schema: Mapping[str, Any] | bool | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -93,6 +98,8 @@ class Request:
             raise OptionError(f"logprobs is {self.logprobs}; it must be 0 or a positive number of likeliest tokens")
         check_stop(self.stops)
         self._check_prediction()
+        if (asked := self.structure) and self.ignore_eos:
+            raise OptionError(f"ignore_eos goes on past the end, and {asked[0]} says where that is; leave one out")
         self.template_inputs  # noqa: B018 - checks them
         self._sampling(bad_words=[word for word in self._words if not isinstance(word, str)])  # checks the values
 
@@ -109,6 +116,11 @@ class Request:
                 "{'enable_thinking': False}"
             )
         return TemplateInputs(self.tools, self.documents, self.chat_template, options, self.continue_final_message)
+
+    @property
+    def structure(self) -> tuple[str, Any] | None:
+        """The kind of grammar that the answer obeys, and what it says; None where any text will do."""
+        return require_one({kind: getattr(self, kind) for kind in KINDS})
 
     @property
     def stops(self) -> Sequence[str]:

@@ -56,11 +56,11 @@ def _bias(value: str) -> tuple[int, float]:
         raise OptionError(f"--logit-bias is {value!r}; it must be ID=BIAS, such as 11=-100") from None
 
 
-def _prediction(value: str) -> str:
+def _given_text(value: str) -> str:
     """The text itself, or that of a file."""
     if not value.startswith("@"):
         return value
-    return decoded(read_file(value[1:], "the prediction"), f"the prediction {value[1:]!r}")
+    return decoded(read_file(value[1:], "the file"), f"the file {value[1:]!r}")
 
 
 def _chat_option(text: str) -> tuple[str, Any]:
@@ -110,6 +110,13 @@ _REPEATED: dict[str, tuple[str, str, Callable[[str], Any], str]] = {
     "bad_words": ("--bad-word", "TEXT", str, "Never write this text"),
     "suppress_tokens": ("--suppress-token", "ID", int, "Never write this token"),
 }
+
+
+_STRUCTURES = (
+    ("json_schema", "JSON", "The answer is JSON that this schema allows; {} allows any."),
+    ("regex", "REGEX", "The answer matches this regular expression, from its first to its last character."),
+    ("grammar", "LARK", "The answer is what this grammar in Lark's notation allows."),
+)
 
 
 class Flag(click.Option):
@@ -263,9 +270,13 @@ def _request_flags() -> list[Flag]:
         Flag(
             "--prediction",
             metavar="TEXT|@FILE",
-            type=_prediction,
+            type=_given_text,
             section="Text",
             help="Text that the answer is expected to hold, such as a file to change; look-up copies from it.",
+        ),
+        *(
+            Flag(flag_name(kind), metavar=f"{what}|@FILE", type=_given_text, section="Text", help=text)
+            for kind, what, text in _STRUCTURES
         ),
     ]
 
