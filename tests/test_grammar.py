@@ -87,6 +87,15 @@ def test_a_grammar_sees_exactly_the_calls_of_plain_decoding(name):
     assert seen.calls == free.calls == [(*PROMPT, *plain[:i]) for i in range(NEW)]
 
 
+def test_a_grammar_is_not_asked_for_rows_that_a_block_would_look_at():
+    """Guards the rule where drafts are sampled: no row is judged that is not committed."""
+    runtime, seen = MarkovRuntime(SIZE, num_layers=5, seed=1), Steps(SIZE)
+    options = {"exit_layer": 1, "gamma": 5}
+    sampling = Sampling(1.0, constraint=seen)
+    (text,) = run(runtime, [PROMPT], "early_exit", options, new_tokens=40, sampling=sampling)
+    assert seen.calls == [tuple(text.tokens[:n]) for n in range(len(PROMPT), len(text.tokens))]
+
+
 @pytest.mark.parametrize("lie", [(1, 2), (1,), (0, 2), ()], ids=str)
 @pytest.mark.parametrize("draft", ["early_exit", "ngram"])
 def test_drafts_under_any_grammar_have_the_law_of_plain_decoding(draft, lie):
@@ -207,7 +216,15 @@ def test_what_contradicts_a_grammar_ends_the_text(engine):
     for options in ({"min_tokens": 5}, {"bad_words": ["a"]}, {"logit_bias": {64: float("-inf")}}):
         with pytest.raises(ConstraintError, match="the grammar"):
             engine.generate("x", regex="a", **options)
-    assert engine.generate("x", regex="[a-c]*", min_tokens=5, temperature=1, seed=1).text
+    assert len(engine.generate("x", regex="[a-c]*", min_tokens=5, temperature=1, seed=1).text) >= 5
+
+
+def test_a_text_that_could_end_goes_on(engine):
+    """Guards the end: only where nothing may follow does a text end without an end-of-text token."""
+    made = engine.generate("x", regex="[ab]+", logit_bias={257: -1000}, max_new_tokens=9)
+    assert (len(made.text), made.finish_reason) == (9, "length")
+    made = engine.generate("x", regex="[ab]+", logit_bias={257: 1000}, max_new_tokens=9)
+    assert (len(made.text), made.token_ids[-1], made.finish_reason) == (1, 257, "stop")
 
 
 def test_a_grammar_needs_a_tokenizer_and_an_end(engine, monkeypatch):
