@@ -30,7 +30,7 @@ async function connect() {
     at("alert").textContent = "";
     controls.fill(offers);
     at("send").disabled = false;
-    at("question").focus();
+    if (!isTouched()) at("question").focus();
   } catch (error) {
     at("send").disabled = true;
     report(error);
@@ -100,7 +100,9 @@ async function answer(question) {
       const plain = await write(second, undrafted, (run) => second.figures(run, null));
       plainRate = plain.rate ?? plainRate;
       first.figures(drafted, drafted.rate && plain.rate && drafted.rate / plain.rate);
+      const bottom = isAtBottom();
       speech.end("", turn.compare(drafted, plain));
+      if (bottom) toBottom();
     }
   } catch (error) {
     turn.fail(error.message);
@@ -111,7 +113,6 @@ async function answer(question) {
       if (drafted?.text) messages.push({ role: "assistant", content: drafted.text });
       else messages.pop(); // nothing was answered: the next question stands alone
     }
-    toBottom();
   }
 }
 
@@ -133,21 +134,30 @@ function areValid(options) {
   return options.reportValidity();
 }
 
+// One button in the place of another; who stands on it stays there.
+function swap(one, other) {
+  const had = document.activeElement === at(one);
+  at(other).hidden = false;
+  if (had) at(other).focus();
+  at(one).hidden = true;
+}
+
+// Where fingers type, Enter is for new lines, and a field with the focus covers half of the screen.
+const isTouched = () => matchMedia("(pointer: coarse)").matches;
+
 async function send() {
   const question = at("question").value.trim();
   if (!question || writing || at("send").disabled || !areValid(at("options"))) return;
   writing = new AbortController();
   at("alert").textContent = "";
   at("question").value = "";
-  at("send").disabled = true;
-  at("stop").disabled = false;
+  swap("send", "stop");
   try {
     await answer(question);
   } finally {
     writing = null;
-    at("send").disabled = false;
-    at("stop").disabled = true;
-    at("question").focus();
+    swap("stop", "send");
+    if (!isTouched()) at("question").focus();
   }
 }
 
@@ -156,8 +166,7 @@ at("ask").addEventListener("submit", (event) => {
   send();
 });
 at("question").addEventListener("keydown", (event) => {
-  const types = matchMedia("(pointer: coarse)").matches; // there Enter is for new lines
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing || types) return;
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || isTouched()) return;
   event.preventDefault();
   send();
 });

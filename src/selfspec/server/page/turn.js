@@ -89,7 +89,7 @@ export class Turn {
     const sentence = speed === null ? `${words}.` : `${words}; ${speed.toFixed(2)} times the speed of plain decoding.`;
     const verdict = made("p", at < 0 ? "verdict" : "verdict wrong", sentence);
     verdict.dataset.same = String(at < 0);
-    this.element.append(verdict, chart(drafted, plain));
+    this.element.append(verdict, chart(drafted, plain, this.element.clientWidth));
     return sentence;
   }
 
