@@ -67,9 +67,7 @@ class Answer:
         """All ends."""
         return [end for end in self.ends if end is not None]
 
-    async def progress(
-        self, gone: asyncio.Task[None]
-    ) -> AsyncGenerator[tuple[int, Sequence[Chunk], Completion | None]]:
+    async def progress(self, gone: asyncio.Task[None]) -> AsyncGenerator[tuple[int, Progress]]:
         """What becomes of the texts, by place, until all have ended.
 
         Raises the error of the first text that fails, and GoneError when ``gone`` is done: then the others are not
@@ -81,7 +79,7 @@ class Answer:
             if isinstance(progress.end, Exception):
                 raise progress.end
             self.ends[place] = progress.end
-            yield place, progress.chunks, progress.end
+            yield place, progress
 
     async def _next(self, gone: asyncio.Task[None]) -> tuple[int, Progress]:
         getting = asyncio.ensure_future(self._queue.get())
@@ -116,13 +114,13 @@ async def events(
     is_open = False
     try:
         async with aclosing(answer.progress(gone)) as steps:
-            async for place, chunks, end in steps:
+            async for place, progress in steps:
                 if not is_open:
                     is_open = True
                     for index, text in enumerate(echoed):
                         if opening := reply.opening(index, text):
                             yield event(opening)
-                if piece := reply.piece(place, chunks, end):
+                if piece := reply.piece(place, progress):
                     yield event(piece)
         if reply.has_usage:
             yield event(reply.usage_chunk(answer.completions))

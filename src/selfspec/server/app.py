@@ -21,6 +21,8 @@ from selfspec.server.failures import GoneError, MethodError, RouteError, Unknown
 from selfspec.server.fields import ChatFields, CompletionFields, read
 from selfspec.server.guard import Guard, failed
 from selfspec.server.metrics import Metrics
+from selfspec.server.offers import offers
+from selfspec.server.page import page_routes
 from selfspec.server.replies import Reply
 from selfspec.server.scheduler import Scheduler
 
@@ -57,8 +59,10 @@ class Service:
             Route("/v1/completions", self._completions, methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._model),
+            Route("/v1/drafters", self._drafters),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
+            *page_routes(),
         ]
         return Starlette(
             routes=routes,
@@ -145,6 +149,9 @@ class Service:
         if name != self._options.name:
             return failed(UnknownModelError(f"model is {name[:80]!r}; this server has {self._options.name!r}"))
         return JSONResponse(self._about())
+
+    async def _drafters(self, _: Request) -> Response:
+        return JSONResponse(offers(self._engine, self._options))
 
     async def _health(self, _: Request) -> Response:
         is_open = self.scheduler.is_open

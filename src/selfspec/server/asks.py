@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields as fields_of
+from dataclasses import fields
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from selfspec.errors import OptionError, SelfspecError
 from selfspec.model.reading import one_line
 from selfspec.server.failures import FieldError, UnknownModelError
 from selfspec.server.fields import ChatFields, CompletionFields
+from selfspec.server.offers import offered_drafts, offered_options
 
 if TYPE_CHECKING:
     from selfspec.drafters.base import Drafter
@@ -90,14 +91,14 @@ class Desk:
         default = self._engine.defaults["draft"]
         draft = options.get("draft", default)
         if draft != default and draft not in self._options.drafts:
-            there = sorted({getattr(default, "name", default), *self._options.drafts})
+            there = ", ".join(offered_drafts(self._engine, self._options))
             raise FieldError(
-                f"speculative.draft is {one_line(repr(draft), 60)}; it must be one of {', '.join(there)}",
+                f"speculative.draft is {one_line(repr(draft), 60)}; it must be one of {there}",
                 "speculative.draft",
             )
         kind, _ = self._engine.kind(draft)
-        opening = {field.name for field in fields_of(kind.Options) if field.metadata.get("opens")}
-        allowed = [field.name for field in fields_of(kind.Options) if field.name not in opening]
+        allowed = [field.name for field in offered_options(kind)]
+        opening = {field.name for field in fields(kind.Options)} - set(allowed)
         for name in options:
             if name != "draft" and name not in allowed:
                 why = "is for whoever starts the server" if name in opening else f"is no option of {draft}"

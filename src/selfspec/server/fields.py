@@ -34,9 +34,10 @@ class _Fields(BaseModel):
 
 
 class StreamOptions(_Fields):
-    """OpenAI's ``stream_options``."""
+    """OpenAI's ``stream_options``, and whether chunks say who wrote their tokens (``selfspec``)."""
 
     include_usage: bool = False
+    include_drafts: bool = False
 
 
 class TextFields(_Fields):

@@ -21,6 +21,7 @@ from selfspec.server.failures import (
     headers_of,
     status_of,
 )
+from selfspec.server.page import is_of_the_page
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,6 +37,11 @@ def failed(error: Exception) -> JSONResponse:
     if status_of(error) == 500:
         _LOG.error("a request failed", exc_info=error)
     return JSONResponse(body_of(error), status_of(error), headers_of(error))
+
+
+def _is_open(path: str) -> bool:
+    """Whether no key is asked for."""
+    return path == "/health" or is_of_the_page(path)
 
 
 class Guard:
@@ -74,7 +80,7 @@ class Guard:
             _LOG.info(json.dumps({**log, "seconds": round(time.monotonic() - started, 4)}))
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        if self._options.api_key and scope["path"] != "/health":
+        if self._options.api_key and not _is_open(scope["path"]):
             scheme, _, key = headers.get("authorization", "").partition(" ")
             is_right = hmac.compare_digest(key.strip().encode("latin-1"), self._options.api_key.encode())
             if scheme.lower() != "bearer" or not is_right:

@@ -14,6 +14,7 @@ from selfspec.server.fields import ChatFields, CompletionFields
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from selfspec.flight import Progress
     from selfspec.model import Tokenizer
     from selfspec.request import Chunk, Completion
     from selfspec.server.fields import TextFields
@@ -24,6 +25,20 @@ DONE = b"data: [DONE]\n\n"
 def event(document: dict[str, Any]) -> bytes:
     """One server-sent event."""
     return f"data: {json.dumps(document, ensure_ascii=False, allow_nan=False)}\n\n".encode()
+
+
+def written_by(progress: Progress) -> dict[str, Any]:
+    """Who wrote the tokens of a round, in a field that OpenAI does not have: nothing where the round gave none.
+
+    An accepted draft token is ``draft``, the target's own beside a draft ``bonus``, that of a round without a draft
+    ``plain``. The text of a token is what became final with it, often nothing.
+    """
+    commit = progress.commit
+    if commit is None:
+        return {}
+    own = "bonus" if commit.drafted else "plain"
+    tokens = [{"text": chunk.text, "by": "draft" if chunk.source == "draft" else own} for chunk in progress.chunks]
+    return {"selfspec": {"tokens": tokens, "drafted": commit.drafted, "accepted": commit.accepted}}
 
 
 @dataclass
@@ -40,7 +55,9 @@ class Reply:
     def __post_init__(self) -> None:
         self.is_chat = isinstance(self.asked, ChatFields)
         self.id = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
-        self.has_usage = self.asked.stream_options is not None and self.asked.stream_options.include_usage
+        options = self.asked.stream_options
+        self.has_usage = options is not None and options.include_usage
+        self.has_drafts = options is not None and options.include_drafts
         self._offsets: dict[int, int] = {}
 
     # -- streamed -----------------------------------------------------------------------------------------
@@ -52,17 +69,20 @@ class Reply:
         self._offsets[index] = len(echoed)
         return self._chunk([{"index": index, "text": echoed}]) if echoed else None
 
-    def piece(self, index: int, chunks: Sequence[Chunk], end: Completion | None) -> dict[str, Any] | None:
-        """A round of one choice; None where it has nothing to say."""
+    def piece(self, index: int, progress: Progress) -> dict[str, Any] | None:
+        """A round of one choice that has not failed; None where it has nothing to say."""
+        chunks, end = progress.chunks, progress.end
+        assert not isinstance(end, Exception)
         text = "".join(chunk.text for chunk in chunks)
         logprobs = self._logprobs(index, chunks)
-        if not text and logprobs is None and end is None:
+        drafts = written_by(progress) if self.has_drafts else {}
+        if not text and logprobs is None and end is None and not drafts:
             return None
         choice: dict[str, Any] = {"index": index}
         choice |= {"delta": {"content": text} if text else {}} if self.is_chat else {"text": text}
         choice["logprobs"] = logprobs
         choice["finish_reason"] = None if end is None else end.finish_reason
-        return self._chunk([choice])
+        return self._chunk([choice]) | drafts
 
     def usage_chunk(self, ends: Sequence[Completion]) -> dict[str, Any]:
         """The last chunk: no choices, but what it took."""
