@@ -10,6 +10,7 @@ it sees exactly the calls of plain decoding. Drafters have another one, which go
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from threading import Lock
@@ -20,6 +21,7 @@ import numpy as np
 from selfspec.errors import ConstraintError, OptionError
 from selfspec.model.reading import one_line
 from selfspec.model.token_bytes import token_bytes
+from selfspec.prefixes import shared_length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 KINDS = ("json_schema", "regex", "grammar")
 MOST_CHARACTERS = 1 << 18
-_KEPT = 32  # compiled grammars
+_KEPT = 64  # compiled grammars
 _WHITESPACE = r"([ ]|\n[ ]{0,20})"
 """Between the tokens of JSON: none, a space or a line with its indent. Small models would go on for ever."""
 
@@ -51,6 +53,14 @@ def require_one(given: Mapping[str, Any]) -> tuple[str, Any] | None:
 def schema_options() -> dict[str, Any]:
     """How JSON is written, and that a keyword of a schema which is not enforced is an error."""
     return {"whitespace_pattern": _WHITESPACE, "whitespace_flexible": True, "lenient": False}
+
+
+def literal_of(tokenizer: Tokenizer, text: str) -> str:
+    """A text as Lark spells it; where a special token is in it, as that token."""
+    special = {tokenizer.piece(token): token for token in tokenizer.special_ids}
+    names = "|".join(re.escape(name) for name in sorted(filter(None, special), key=len, reverse=True))
+    parts = re.split(f"({names})", text) if names else [text]
+    return " ".join(f"<[{special[part]}]>" if part in special else json.dumps(part) for part in parts if part)
 
 
 class Grammars:
@@ -202,18 +212,13 @@ class GrammarAhead:
     def _goes_to(self, new: list[int]) -> bool:
         """Stand after the ``new`` tokens; False where the grammar forbids one of them."""
         own = self._tokens
-        shared = len(own) if new[: len(own)] == own else _shared(own, new)
+        shared = shared_length(own, new)
         if shared < len(own):
             self._matcher.rollback(len(own) - shared)
             del own[shared:]
         taken = self._matcher.try_consume_tokens(new[shared:]) if len(new) > shared else 0
         own += new[shared : shared + taken]
         return len(own) == len(new)
-
-
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _flags(matcher: Any, size: int) -> Flags:

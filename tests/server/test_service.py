@@ -21,10 +21,10 @@ ON = {"ignore_eos": True, "speculative": {"enabled": False}}
 @pytest.mark.parametrize(
     ("change", "words", "param"),
     [
-        ({"tools": [{"type": "function"}]}, "no field tools here", "tools"),
+        ({"functions": [{"name": "f"}]}, "no field functions here", "functions"),
         ({"\ud800": 1}, "no field ? here", "?"),
         ({"magic": 1, "audio": {}}, "no field magic, audio here", "magic"),
-        ({"response_format": {"type": "json_object"}}, 'it must be {"type": "text"}', "response_format"),
+        ({"response_format": {"type": "xml"}}, 'it must be {"type": "text"}', "response_format"),
         ({"num_beams": 4}, "num_beams is not offered: beam search", "num_beams"),
         ({"temperature": -1}, "temperature is -1.0; it must be 0", "temperature"),
         ({"temperature": "hot"}, "temperature is 'hot'; it must be number", "temperature"),

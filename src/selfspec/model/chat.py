@@ -89,6 +89,16 @@ class ChatTemplate:
             raise PromptError("the chat template of this model makes an empty prompt of these messages")
         return text
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template that counts reads tools. Raises PromptError where it is broken."""
+        if "tool_use" in self.sources:
+            return True
+        try:
+            return "tools" in self._compile(self._source(TemplateInputs())).reads
+        except TemplateError as error:
+            raise PromptError(f"the chat template of this model is broken: {one_line(error)}") from error
+
     def _source(self, inputs: TemplateInputs) -> str:
         """The template that counts."""
         sources, asked = self.sources, inputs.chat_template

@@ -108,7 +108,8 @@ class Service:
 
     async def _run(self, request: Request, asked: TextFields, answer: Answer, echoed: list[str]) -> Response:
         engine, options = self._engine, self._options
-        reply = Reply(asked, options.name, self._tokenizer, f"selfspec-{engine.fingerprint[:12] or engine.name}")
+        fingerprint = f"selfspec-{engine.fingerprint[:12] or engine.name}"
+        reply = Reply(asked, options.name, self._tokenizer, fingerprint, self._desk.calls_of(asked))
         gone = asyncio.ensure_future(disconnected(request.receive))
         log, is_streaming = request.state.log, False
         try:

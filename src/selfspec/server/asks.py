@@ -11,16 +11,21 @@ from selfspec.model.reading import one_line
 from selfspec.server.failures import FieldError, UnknownModelError
 from selfspec.server.fields import ChatFields, CompletionFields
 from selfspec.server.offers import offered_drafts, offered_options
+from selfspec.server.tools import ToolDesk
 
 if TYPE_CHECKING:
     from selfspec.drafters.base import Drafter
     from selfspec.engine import Engine
     from selfspec.generation import Generation
+    from selfspec.model.tool_format import ToolFormat
     from selfspec.server.fields import TextFields
     from selfspec.server.settings import ServerOptions
 
 _KEPT_DRAFTERS = 32
 _OURS_TO_THEIRS = {
+    "json_schema": ("response_format", "structured_outputs"),
+    "regex": ("structured_outputs",),
+    "grammar": ("structured_outputs",),
     "max_new_tokens": ("max_completion_tokens", "max_tokens"),
     "chat_options": ("chat_template_kwargs",),
 }
@@ -40,6 +45,11 @@ class Desk:
         self._defaults = {"temperature": own.get("temperature", 1.0), "seed": own.get("seed")}
         self._made: list[Drafter] = []
         self._lock = Lock()
+        self._tools = ToolDesk(engine)
+
+    def calls_of(self, asked: TextFields) -> ToolFormat | None:
+        """The format of the calls that an answer may have; None where it has none."""
+        return self._tools.format if isinstance(asked, ChatFields) and asked.tool_use else None
 
     def generations(self, asked: TextFields) -> list[Generation]:
         """One for each prompt and choice: the n choices of a prompt stand together.
@@ -65,16 +75,23 @@ class Desk:
 
     def _made_of(self, asked: TextFields, options: dict[str, Any]) -> list[Generation]:
         found: list[Generation] = []
-        for prompt in _prompts(asked):
+        for prompt in self._prompts(asked, options):
             for choice in range(asked.n):
-                own = dict(options)
+                own = dict(prompt)
                 if own["seed"] is not None:
                     own["seed"] += choice
-                found.append(self._engine.prepare(made=self._made, **prompt, **own))
+                found.append(self._engine.prepare(made=self._made, **own))
                 if (length := len(found[-1].prediction)) > (most := self._engine.config.context_length):
                     raise OptionError(f"prediction is of {length} tokens; this model's texts have {most} at most")
         del self._made[:-_KEPT_DRAFTERS]
         return found
+
+    def _prompts(self, asked: TextFields, options: dict[str, Any]) -> list[dict[str, Any]]:
+        """What `Engine.prepare` takes of each prompt, with the ``options`` of all."""
+        if isinstance(asked, ChatFields):
+            return [self._tools.options(asked.tool_use, asked.turns(), options)]
+        assert isinstance(asked, CompletionFields)
+        return [{**options, "prompt": prompt, "chat": False} for prompt in asked.prompts()]
 
     def _drafting(self, asked: dict[str, Any] | None) -> dict[str, Any]:
         """The drafter and its options. What names files or loads models is the operator's alone."""
@@ -107,14 +124,6 @@ class Desk:
                     f"speculative.{one_line(name, 60)}",
                 )
         return options
-
-
-def _prompts(asked: TextFields) -> list[dict[str, Any]]:
-    """What `Engine.prepare` takes of each prompt."""
-    if isinstance(asked, ChatFields):
-        return [{"messages": asked.turns()}]
-    assert isinstance(asked, CompletionFields)
-    return [{"prompt": prompt, "chat": False} for prompt in asked.prompts()]
 
 
 def _in_their_words(error: SelfspecError, asked: TextFields) -> SelfspecError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -10,6 +12,7 @@ from selfspec.errors import OptionError
 from selfspec.model.reading import one_line
 from selfspec.modes import refuse_unverifiable
 from selfspec.server.failures import FieldError, naming
+from selfspec.server.tools import ToolUse, check_calls, tool_use
 from selfspec.wire import (
     by_token,
     json_object,
@@ -18,12 +21,14 @@ from selfspec.wire import (
     with_joined_texts,
     with_length,
     with_logprobs,
+    with_structure,
     without_only,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_STRUCTURES = {"json": "json_schema", "regex": "regex", "choice": "regex", "grammar": "grammar"}  # in our words
 MOST_LOGPROBS = 20  # OpenAI's limit, and vLLM's
 MOST_STOPS = 16  # each is looked for after every token
 Asked = TypeVar("Asked", bound="TextFields")
@@ -46,7 +51,10 @@ class TextFields(_Fields):
     ONLY: ClassVar[dict[str, Any]] = {"store": False}  # fields with the one value that is possible here
     # ours by other names, or for the server itself
     OWN: ClassVar[frozenset[str]] = frozenset(
-        {"model", "stream", "stream_options", "n", "user", "deadline", "speculative", "messages", "prompt", "echo"}
+        {
+            *("model", "stream", "stream_options", "n", "user", "deadline", "speculative", "messages", "prompt"),
+            *("echo", "tools", "tool_choice", "parallel_tool_calls"),
+        }
     )
 
     model: str | None = None
@@ -71,6 +79,8 @@ class TextFields(_Fields):
     ignore_eos: bool | None = None
     coupled: bool | None = None
     prediction: Any = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     speculative: dict[str, Any] | None = None
 
     def check(self) -> None:
@@ -83,7 +93,15 @@ class TextFields(_Fields):
     def options(self) -> dict[str, Any]:
         """What the engine is asked for, prompt and drafting aside, in its words; what is not given is left out."""
         given = {name: getattr(self, name) for name in self.model_fields_set - self.OWN}
+        with naming("response_format"):
+            given = with_structure(given)
         named = with_logprobs(with_length(given))
+        if (structure := named.pop("structured_outputs", None)) is not None:
+            if "json_schema" in named:
+                raise FieldError(
+                    "response_format and structured_outputs are both given; give one", "response_format"
+                )
+            named |= _structured(structure)
         if "logit_bias" in named:
             named["logit_bias"] = by_token(named["logit_bias"])
         if "prediction" in named:
@@ -96,16 +114,28 @@ class ChatFields(TextFields):
 
     ONLY: ClassVar[dict[str, Any]] = {
         **TextFields.ONLY,
-        "response_format": {"type": "text"},
         "modalities": ["text"],
-        "tool_choice": "none",
     }
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     chat_options: dict[str, Any] | None = Field(default=None, alias="chat_template_kwargs")
+
+    @cached_property
+    def tool_use(self) -> ToolUse | None:
+        """What the answer may call. Raises FieldError."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def check(self) -> None:
+        """Tools, and calls in messages, too."""
+        super().check()
+        check_calls(self.messages)
+        self.tool_use  # noqa: B018 - checks them
 
     def turns(self) -> list[Any]:
         """The messages, as templates take them."""
@@ -140,6 +170,25 @@ class CompletionFields(TextFields):
             "list of such lists",
             "prompt",
         )
+
+
+def _structured(asked: dict[str, Any]) -> dict[str, Any]:
+    """VLLM's ``structured_outputs`` in our words. Raises FieldError."""
+    given = {name: value for name, value in asked.items() if value is not None}
+    if len(given) != 1 or (kind := next(iter(given))) not in _STRUCTURES:
+        raise FieldError(
+            f"structured_outputs is {one_line(repr(asked), 60)}; it must have one of {', '.join(_STRUCTURES)}",
+            "structured_outputs",
+        )
+    value = given[kind]
+    if kind != "choice":
+        return {_STRUCTURES[kind]: value}
+    if not isinstance(value, list) or not value or not all(isinstance(text, str) and text for text in value):
+        raise FieldError(
+            f"structured_outputs.choice is {one_line(repr(value), 60)}; it must be a list of texts, none empty",
+            "structured_outputs.choice",
+        )
+    return {"regex": "|".join(map(re.escape, value))}
 
 
 def read(kind: type[Asked], raw: bytes) -> Asked:

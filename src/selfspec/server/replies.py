@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from selfspec.model.token_bytes import token_bytes
+from selfspec.server.calls import Said, Speaker, delta_of, message_of
 from selfspec.server.fields import ChatFields, CompletionFields
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from selfspec.flight import Progress
     from selfspec.model import Tokenizer
+    from selfspec.model.tool_format import ToolFormat
     from selfspec.request import Chunk, Completion
     from selfspec.server.fields import TextFields
 
@@ -49,6 +51,7 @@ class Reply:
     model: str
     tokenizer: Tokenizer
     fingerprint: str
+    calls: ToolFormat | None = None
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -59,6 +62,16 @@ class Reply:
         self.has_usage = options is not None and options.include_usage
         self.has_drafts = options is not None and options.include_drafts
         self._offsets: dict[int, int] = {}
+        self._speakers: dict[int, Speaker] = {}
+
+    def _said(self, index: int, chunks: Sequence[Chunk], is_last: bool) -> list[Said]:
+        """What a choice of a chat says with new tokens: text, and pieces of calls where it may call."""
+        if self.calls is None:
+            text = "".join(chunk.text for chunk in chunks)
+            return [Said(text)] if text else []
+        if index not in self._speakers:
+            self._speakers[index] = Speaker(self.calls, self.tokenizer)
+        return self._speakers[index].said(chunks, is_last)
 
     # -- streamed -----------------------------------------------------------------------------------------
 
@@ -73,16 +86,28 @@ class Reply:
         """A round of one choice that has not failed; None where it has nothing to say."""
         chunks, end = progress.chunks, progress.end
         assert not isinstance(end, Exception)
-        text = "".join(chunk.text for chunk in chunks)
         logprobs = self._logprobs(index, chunks)
         drafts = written_by(progress) if self.has_drafts else {}
-        if not text and logprobs is None and end is None and not drafts:
+        content = self._content(index, chunks, end is not None)
+        if not any(content.values()) and logprobs is None and end is None and not drafts:
             return None
-        choice: dict[str, Any] = {"index": index}
-        choice |= {"delta": {"content": text} if text else {}} if self.is_chat else {"text": text}
-        choice["logprobs"] = logprobs
-        choice["finish_reason"] = None if end is None else end.finish_reason
-        return self._chunk([choice]) | drafts
+        reason = None if end is None else self._reason(index, end)
+        return self._chunk([{"index": index, **content, "logprobs": logprobs, "finish_reason": reason}]) | drafts
+
+    def _content(self, index: int, chunks: Sequence[Chunk], is_last: bool) -> dict[str, Any]:
+        """The new part of a choice."""
+        if not self.is_chat:
+            return {"text": "".join(chunk.text for chunk in chunks)}
+        return {"delta": delta_of(self._said(index, chunks, is_last))}
+
+    def _reason(self, index: int, end: Completion) -> str:
+        """Why a choice ended; OpenAI names calls where there are any."""
+        speaker = self._speakers.get(index)
+        return (
+            "tool_calls"
+            if speaker is not None and speaker.has_called and end.finish_reason == "stop"
+            else end.finish_reason
+        )
 
     def usage_chunk(self, ends: Sequence[Completion]) -> dict[str, Any]:
         """The last chunk: no choices, but what it took."""
@@ -102,10 +127,12 @@ class Reply:
             self._offsets[index] = len(echoed)
             choice: dict[str, Any] = {"index": index}
             if self.is_chat:
-                choice["message"] = {"role": "assistant", "content": end.text, "refusal": None}
+                choice["message"] = message_of(
+                    self._said(index, chunks, True), end.text if self.calls is None else None
+                )
             else:
                 choice["text"] = echoed + end.text
-            choice |= {"logprobs": self._logprobs(index, chunks), "finish_reason": end.finish_reason}
+            choice |= {"logprobs": self._logprobs(index, chunks), "finish_reason": self._reason(index, end)}
             choices.append(choice)
         ends = [end for _, _, end in texts]
         made = self._frame("chat.completion" if self.is_chat else "text_completion")
