@@ -22,7 +22,7 @@ LAYERS = [
     ["runtime.base", "runtime.products", "runtime"],
     ["processors", "grammar"],
     ["sampling", "verify"],
-    ["context", "joining", "watch"],
+    ["context", "joining", "scoring", "watch"],
     ["drafters"],
     ["decode", "reference"],
     ["request", "wire"],

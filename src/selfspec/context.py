@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from selfspec.runtime.base import Cache, Runtime
     from selfspec.sampling import Chance
+    from selfspec.scoring import PromptScores
 
 PREFILL_ROWS = 512
 
@@ -53,6 +54,7 @@ class Text:
     a ``finish_reason``, or with the ``error`` that ended it. Where ``samples_drafts`` is off, drafters take the
     likeliest token instead of drawing one; ``explanation`` is what the drafter leaves behind to say how it decided,
     JSON-ready. ``logprobs`` asks for the `Score` of every new token, with so many likeliest ones; None for none.
+    ``prompt_scores`` takes those of the prompt.
     """
 
     index: int
@@ -69,6 +71,7 @@ class Text:
     samples_drafts: bool = True
     explanation: dict[str, Any] | None = None
     logprobs: int | None = None
+    prompt_scores: PromptScores | None = None
     prompt_length: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,17 +160,21 @@ class Context:
 
     def prefill(self, text: Text) -> Array:
         """Run all layers over the prompt, in chunks; returns the logits [V] of its last row."""
-        hidden = self.write(text.slot, text.tokens, text.cached)
+        hidden = self.write(text.slot, text.tokens, text.cached, text.prompt_scores)
         assert hidden is not None
         return self.runtime.logits(hidden[-1:])[0]
 
-    def write(self, slot: int, tokens: Sequence[int], first: int = 0) -> Array | None:
+    def write(
+        self, slot: int, tokens: Sequence[int], first: int = 0, scores: PromptScores | None = None
+    ) -> Array | None:
         """Run all layers over ``tokens[first:]`` of a slot, in chunks; the states of the last chunk, if any."""
         hidden = None
         for start in range(first, len(tokens), self._prefill_rows):
             chunk = tokens[start : start + self._prefill_rows]
             rows = Rows.of([slot] * len(chunk), range(start, start + len(chunk)))
             hidden, _ = self._run(self.runtime.embed(chunk, rows.positions), self.full, rows)
+            if scores is not None:
+                scores.take(self.runtime, hidden, start)
         return hidden
 
     def step(

@@ -125,7 +125,7 @@ class Flight:
             return [self._after(seat, self._loop.add([seat.text], seat.generation.drafter))]
         before = context.row_layers[seat.slot]
         try:
-            context.write(seat.slot, prompt[:stop], seat.filled)
+            context.write(seat.slot, prompt[:stop], seat.filled, seat.generation.prompt_scores)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 (whatever it was, the others go on)

@@ -13,6 +13,7 @@ from selfspec.request import Chunk, Completion, Request, draft_buffers
 from selfspec.rounds import Score, Stats
 from selfspec.runtime.states import plain_bytes
 from selfspec.sampling import Chance
+from selfspec.scoring import PromptScores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,6 +49,8 @@ class Generation:
         self._stats = Stats()
         self._logprobs = request.logprobs
         self._scores: list[Score] = []
+        count = request.prompt_logprobs
+        self.prompt_scores = None if count is None else PromptScores(prompt, count)
 
     def open(self, index: int, slot: int, cached: int = 0) -> Text:
         """Its text, in a slot that holds the first ``cached`` tokens of the prompt."""
@@ -63,7 +66,14 @@ class Generation:
             cached,
             self._prediction,
             logprobs=self._logprobs,
+            prompt_scores=self.prompt_scores,
         )
+
+    @property
+    def can_reuse(self) -> bool:
+        """Whether cells may serve that another text has left: not where all rows of the prompt must run."""
+        reads = any(part.reads_prompt_states for part in self.drafter.parts)
+        return self.prompt_scores is None and not reads
 
     def take(self, round_: Round) -> list[Chunk]:
         """Count a round of this text alone, and give what it added."""
@@ -113,6 +123,7 @@ class Generation:
             draft_kv_bytes=extra.kv,
             explanation=text.explanation,
             scores=None if self._logprobs is None else tuple(self._scores),
+            prompt_scores=None if self.prompt_scores is None else tuple(self.prompt_scores.scores),
         )
 
 

@@ -33,8 +33,10 @@ class Request:
     with. ``prediction`` is text, or token ids, that the answer is expected to hold, such as the file that it is to
     change: drafters that copy draft from it, and nothing else sees it. ``logprobs`` reports of every new token what
     the model thought of it before anything below changed that (`Score`), with so many likeliest tokens; None says
-    nothing. At most one of ``json_schema``, ``regex`` (of the Rust crate) and ``grammar`` (Lark, as llguidance
-    reads it) is what the answer must be, its end included (`selfspec.grammar`).
+    nothing.
+    ``prompt_logprobs`` does so of the prompt, from its second token on. At most one of ``json_schema``, ``regex``
+    (of the Rust crate) and ``grammar`` (Lark, as llguidance reads it) is what the answer must be, its end included
+    (`selfspec.grammar`).
 
     What shapes the probabilities, and in which order, is described by `Sampling`; the names are those of
     transformers, OpenAI and vLLM. Here a ``bad_words`` entry may also be a text, which is banned with and
@@ -75,6 +77,7 @@ class Request:
     draft: str | Drafter | None = None
     prediction: str | Sequence[int] | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     json_schema: Mapping[str, Any] | bool | str | None = None
     regex: str | None = None
     grammar: str | None = None
@@ -94,8 +97,9 @@ class Request:
             )
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or a positive integer")
-        if self.logprobs is not None and self.logprobs < 0:
-            raise OptionError(f"logprobs is {self.logprobs}; it must be 0 or a positive number of likeliest tokens")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None and count < 0:
+                raise OptionError(f"{name} is {count}; it must be 0 or a positive number of likeliest tokens")
         check_stop(self.stops)
         self._check_prediction()
         if (asked := self.structure) and self.ignore_eos:
@@ -224,7 +228,8 @@ class Completion:
     ``draft_kv_bytes`` are what the drafter brought (`selfspec.drafters.base.Extra`). ``explanation`` is what the
     drafter says of its decisions: of `auto`, what it knew of each candidate, how often it chose it, and whether
     speculation was off; None for drafters that decide nothing. ``scores`` has one entry for each token where the
-    request asks for ``logprobs``.
+    request asks for ``logprobs``, ``prompt_scores`` one for each token of the prompt but the first where it asks
+    for ``prompt_logprobs``.
     """
 
     text: str
@@ -248,6 +253,7 @@ class Completion:
     draft_kv_bytes: int = 0
     explanation: Mapping[str, Any] | None = None
     scores: tuple[Score, ...] | None = None
+    prompt_scores: tuple[Score, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; speeds are new tokens per second of wall time."""
@@ -288,8 +294,13 @@ class Completion:
             "buffers": dict(self.buffers),
             "draft_weight_bytes": self.draft_weight_bytes,
             "draft_kv_bytes": self.draft_kv_bytes,
-            **({} if self.scores is None else {"logprobs": [score._asdict() for score in self.scores]}),
+            **_listed("logprobs", self.scores),
+            **_listed("prompt_logprobs", self.prompt_scores),
         }
+
+
+def _listed(name: str, scores: Sequence[Score] | None) -> dict[str, Any]:
+    return {} if scores is None else {name: [score._asdict() for score in scores]}
 
 
 def draft_buffers(config: ModelConfig, drafter: Drafter, sampling: Sampling, hidden_bytes: int) -> dict[str, int]:

@@ -86,6 +86,7 @@ class Stream:
     def _run(self) -> Generator[Chunk, None, None]:
         generation, memory, started = self._generation, self._memory, time.perf_counter()
         cache, cached = memory.open(self._runtime, generation.prompt, generation.limit)
+        cached = cached if generation.can_reuse else 0
         memory.tokens = memory.tokens[:cached]
         text = generation.open(0, 0, cached)
         try:

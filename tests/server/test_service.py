@@ -89,7 +89,7 @@ def test_a_wrong_request_is_told_what_is_wrong(server, change, words, param):
         ("/v1/completions", {"prompt": [[1], [True]]}, 400, "holds 'True'"),
         ("/v1/completions", {"prompt": [5000]}, 400, "token id 5000 is outside"),
         ("/v1/completions", {}, 400, "prompt is missing"),
-        ("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 1}, 400, "echo with logprobs is not offered"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": -1}, 400, "max_tokens is -1"),
         ("/v1/completions", {"prompt": "a", "model": "gpt-9"}, 404, "model is 'gpt-9'"),
         ("/v1/completions", b"{broken", 400, "the body is not JSON"),
         ("/v1/completions", b"[" * 90_000, 400, "the body is not JSON"),

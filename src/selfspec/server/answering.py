@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from selfspec.flight import Progress
     from selfspec.generation import Generation
     from selfspec.request import Chunk
+    from selfspec.server.logprobs import Echo
     from selfspec.server.replies import Reply
     from selfspec.server.scheduler import Scheduler
 
@@ -99,7 +100,7 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def whole(answer: Answer, gone: asyncio.Task[None], reply: Reply, echoed: Sequence[str]) -> dict[str, Any]:
+async def whole(answer: Answer, gone: asyncio.Task[None], reply: Reply, echoed: Sequence[Echo]) -> dict[str, Any]:
     """The complete answer. Raises as `Answer.progress`."""
     async with aclosing(answer.progress(gone)) as steps:
         async for _ in steps:
@@ -108,7 +109,7 @@ async def whole(answer: Answer, gone: asyncio.Task[None], reply: Reply, echoed: 
 
 
 async def events(
-    answer: Answer, gone: asyncio.Task[None], reply: Reply, echoed: Sequence[str]
+    answer: Answer, gone: asyncio.Task[None], reply: Reply, echoed: Sequence[Echo]
 ) -> AsyncGenerator[bytes]:
     """The answer as server-sent events. What fails before the first one is raised; later it becomes an event."""
     is_open = False
@@ -117,8 +118,8 @@ async def events(
             async for place, progress in steps:
                 if not is_open:
                     is_open = True
-                    for index, text in enumerate(echoed):
-                        if opening := reply.opening(index, text):
+                    for index, echo in enumerate(echoed):
+                        if opening := reply.opening(index, echo):
                             yield event(opening)
                 if piece := reply.piece(place, progress):
                     yield event(piece)

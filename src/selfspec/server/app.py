@@ -20,6 +20,7 @@ from selfspec.server.asks import Desk
 from selfspec.server.failures import GoneError, MethodError, RouteError, UnknownModelError, body_of
 from selfspec.server.fields import ChatFields, CompletionFields, read
 from selfspec.server.guard import Guard, failed
+from selfspec.server.logprobs import Echo
 from selfspec.server.metrics import Metrics
 from selfspec.server.offers import offers
 from selfspec.server.page import page_routes
@@ -100,13 +101,15 @@ class Service:
         log |= {"stream": asked.stream, "texts": len(generations), **({"user": asked.user} if asked.user else {})}
         return await self._run(request, asked, answer, echoed)
 
-    def _echoed(self, asked: TextFields, generations: Sequence[Generation]) -> list[str]:
+    def _echoed(self, asked: TextFields, generations: Sequence[Generation]) -> list[Echo]:
         if not (isinstance(asked, CompletionFields) and asked.echo):
-            return [""] * len(generations)
+            return [Echo()] * len(generations)
         prompts = [p if isinstance(p, str) else self._tokenizer.decode(p) for p in asked.prompts()]
-        return [prompt for prompt in prompts for _ in range(asked.n)]
+        texts = [prompt for prompt in prompts for _ in range(asked.n)]
+        pairs = zip(texts, generations, strict=True)
+        return [Echo(text, made.prompt, made.prompt_scores) for text, made in pairs]
 
-    async def _run(self, request: Request, asked: TextFields, answer: Answer, echoed: list[str]) -> Response:
+    async def _run(self, request: Request, asked: TextFields, answer: Answer, echoed: list[Echo]) -> Response:
         engine, options = self._engine, self._options
         fingerprint = f"selfspec-{engine.fingerprint[:12] or engine.name}"
         reply = Reply(asked, options.name, self._tokenizer, fingerprint, self._desk.calls_of(asked))

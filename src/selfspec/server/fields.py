@@ -90,6 +90,11 @@ class TextFields(_Fields):
         if isinstance(self.stop, list) and len(self.stop) > MOST_STOPS:
             raise FieldError(f"stop has {len(self.stop)} texts; it may have {MOST_STOPS}", "stop")
 
+    @property
+    def writes_nothing(self) -> bool:
+        """Whether no new tokens are wanted."""
+        return False
+
     def options(self) -> dict[str, Any]:
         """What the engine is asked for, prompt and drafting aside, in its words; what is not given is left out."""
         given = {name: getattr(self, name) for name in self.model_fields_set - self.OWN}
@@ -149,11 +154,17 @@ class CompletionFields(TextFields):
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
 
-    def check(self) -> None:
-        """Log probabilities of prompts are not offered."""
-        super().check()
+    @property
+    def writes_nothing(self) -> bool:
+        """Whether no new tokens are wanted: the prompt alone is echoed, or scored."""
+        return self.max_tokens == 0
+
+    def options(self) -> dict[str, Any]:
+        """With what an echo asks for; where nothing is wanted, a token is written that nobody sees."""
+        found = super().options()
         if self.echo and self.logprobs is not None:
-            raise FieldError("echo with logprobs is not offered: leave one out", "echo")
+            found["prompt_logprobs"] = self.logprobs
+        return found | ({"max_new_tokens": 1} if self.writes_nothing else {})
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts: a text, texts, token ids or lists of them. Raises FieldError for anything else."""
