@@ -229,7 +229,7 @@ class Completion:
     drafter says of its decisions: of `auto`, what it knew of each candidate, how often it chose it, and whether
     speculation was off; None for drafters that decide nothing. ``scores`` has one entry for each token where the
     request asks for ``logprobs``, ``prompt_scores`` one for each token of the prompt but the first where it asks
-    for ``prompt_logprobs``.
+    for ``prompt_logprobs``. ``cached_tokens`` of the prompt were in the cache already, from an earlier text.
     """
 
     text: str
@@ -254,6 +254,7 @@ class Completion:
     explanation: Mapping[str, Any] | None = None
     scores: tuple[Score, ...] | None = None
     prompt_scores: tuple[Score, ...] | None = None
+    cached_tokens: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; speeds are new tokens per second of wall time."""
@@ -262,6 +263,7 @@ class Completion:
             "text": self.text,
             "token_ids": list(self.token_ids),
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "finish_reason": self.finish_reason,
             "rounds": stats.rounds,
             "drafted": stats.drafted,

@@ -119,6 +119,10 @@ class Runtime(ABC):
     def new_cache(self, slots: int, length: int) -> Cache:
         """An empty cache of ``slots`` sequences of up to ``length`` cells."""
 
+    def cache_bytes(self, slots: int, length: int) -> int:
+        """Bytes of such a cache (`Cache.nbytes`), before there is one."""
+        return self.new_cache(slots, length).nbytes
+
     @abstractmethod
     def keep(self, cache: Cache, rows: Rows) -> None:
         """Move the keys and values of ``rows`` from their cells to the cells of their positions, in every layer.

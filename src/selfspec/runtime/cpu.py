@@ -265,6 +265,12 @@ class CpuRuntime(Runtime):
         """An empty cache of ``slots`` sequences of up to ``length`` cells."""
         return CpuCache(self.config, (slots, length), self.kv, Rings.of(self.config, self.most_rows))
 
+    def cache_bytes(self, slots: int, length: int) -> int:
+        """See `Runtime.cache_bytes`."""
+        from selfspec.runtime.cache_sizes import packed_cache_bytes
+
+        return packed_cache_bytes(self.config, self.kv, slots, length)
+
     def keep(self, cache: Cache, rows: Rows) -> None:
         """Move the keys and values of ``rows`` to the cells of their positions, in every layer."""
         assert isinstance(cache, CpuCache)

@@ -168,6 +168,12 @@ class TorchRuntime(Runtime):
         with memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; {FEWER}"):
             return TorchCache.new(self._embedding, self.config, (slots, length), (self.most_rows, self.block))
 
+    def cache_bytes(self, slots: int, length: int) -> int:
+        """See `Runtime.cache_bytes`."""
+        from selfspec.runtime.cache_sizes import torch_cache_bytes
+
+        return torch_cache_bytes(self.config, self.value_bytes, slots, length)
+
     def keep(self, cache: Cache, rows: Rows) -> None:
         """See `Runtime.keep`: the cells of all ``rows`` are read before any is written."""
         assert isinstance(cache, TorchCache)

@@ -25,6 +25,7 @@ from selfspec.server.metrics import Metrics
 from selfspec.server.offers import offers
 from selfspec.server.page import page_routes
 from selfspec.server.replies import Reply
+from selfspec.server.room import CacheLimits
 from selfspec.server.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class Service:
         self._tokenizer = engine.tokenizer
         self._desk = Desk(engine, options)
         self.metrics = Metrics(options.name)
-        self.scheduler = Scheduler(engine.runtime, options.slots, options.queue, self.metrics)
+        cache = CacheLimits(options.kv_budget, options.prefix_cache)
+        self.scheduler = Scheduler(engine.runtime, options.slots, options.queue, self.metrics, cache=cache)
         self.metrics.watch(self.scheduler)
         self._created = int(time.time())
 

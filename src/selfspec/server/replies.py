@@ -151,6 +151,7 @@ class Reply:
             "prompt_tokens": prompts,
             "completion_tokens": written,
             "total_tokens": prompts + written,
+            "prompt_tokens_details": {"cached_tokens": sum(end.cached_tokens for end in ends[:: self.asked.n])},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": sum(end.stats.accepted_prediction_tokens for end in ends),
                 "rejected_prediction_tokens": sum(end.stats.rejected_prediction_tokens for end in ends),
