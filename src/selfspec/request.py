@@ -129,7 +129,7 @@ class Request:
     @property
     def stops(self) -> Sequence[str]:
         """The stop strings."""
-        return (self.stop,) if isinstance(self.stop, str) or not isinstance(self.stop, Sequence) else self.stop
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     def _check_prediction(self) -> None:
         if self.prediction is None:

@@ -6,7 +6,7 @@ from dataclasses import fields
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from selfspec.errors import OptionError, SelfspecError
+from selfspec.errors import OptionError, PromptError, SelfspecError
 from selfspec.model.reading import one_line
 from selfspec.server.failures import FieldError, UnknownModelError
 from selfspec.server.fields import ChatFields, CompletionFields
@@ -127,15 +127,24 @@ class Desk:
 
 
 def _in_their_words(error: SelfspecError, asked: TextFields) -> SelfspecError:
-    """An error about an option, with the field that it was given as."""
+    """An error about an option or the prompt, with the field that it was given as."""
+    if isinstance(error, PromptError):
+        return FieldError(str(error), "messages" if isinstance(asked, ChatFields) else "prompt")
     if not isinstance(error, OptionError):
         return error
+    given = _given(asked)
     name, _, rest = str(error).partition(" ")
-    theirs = (their for their in _OURS_TO_THEIRS.get(name, ()) if their in _given(asked))
-    spelled = next(theirs, name)
-    if spelled not in _given(asked):
-        return error
-    return FieldError(f"{spelled} {rest}", spelled)
+    theirs = {
+        ours: next((field for field in fields if field in given), None) for ours, fields in _OURS_TO_THEIRS.items()
+    }
+    if theirs["max_new_tokens"]:
+        rest = rest.replace("max_new_tokens", theirs["max_new_tokens"])
+    spelled = theirs.get(name) or name
+    if spelled in given:
+        return FieldError(f"{spelled} {rest}", spelled)
+    if name in (asked.speculative or {}):
+        return FieldError(f"speculative.{name} {rest}", f"speculative.{name}")
+    return error
 
 
 def _given(asked: TextFields) -> set[str]:
