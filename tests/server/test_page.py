@@ -10,7 +10,7 @@ import pytest
 
 from selfspec.drafters import drafter_class
 
-FOLDER = files("selfspec.server") / "page"
+FOLDER = files("selfspec.server") / "assets"
 FILES = {file.name: file.read_text("utf-8") for file in FOLDER.iterdir()}
 SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
 HI = [{"role": "user", "content": "abc abc abc"}]

@@ -119,7 +119,7 @@ def test_an_answer_is_coloured_measured_and_compared(chat, engine, dark, width, 
 
 
 def test_texts_that_differ_are_found_to_differ(chat):
-    """Guards the comparison itself: where texts part, one that is a part of the other, and answers that were stopped."""
+    """Guards the comparison: where texts part, one that is a part of the other, answers that were stopped."""
     compare = (
         "async ([one, other, ends]) => (await import('./page/run.js')).compared("
         "{text: one, finish: ends, rate: 3}, {text: other, finish: 'stop', rate: 2})"

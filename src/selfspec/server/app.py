@@ -17,12 +17,20 @@ from selfspec.errors import OptionError
 from selfspec.model.reading import one_line
 from selfspec.server.answering import Answer, EventStream, disconnected, events, whole
 from selfspec.server.asks import Desk
-from selfspec.server.failures import GoneError, MethodError, RouteError, UnknownModelError, body_of
+from selfspec.server.failures import (
+    GoneError,
+    MethodError,
+    RouteError,
+    UnknownModelError,
+    UnsupportedBodyError,
+    body_of,
+)
 from selfspec.server.fields import ChatFields, CompletionFields, read
-from selfspec.server.guard import Guard, failed
+from selfspec.server.guard import Guard, failed, require_json
 from selfspec.server.logprobs import Echo
 from selfspec.server.metrics import Metrics
 from selfspec.server.offers import offers
+from selfspec.server.openapi import document
 from selfspec.server.page import page_routes
 from selfspec.server.replies import Reply
 from selfspec.server.room import CacheLimits
@@ -65,6 +73,7 @@ class Service:
             Route("/v1/drafters", self._drafters),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
+            Route("/openapi.json", self._openapi),
             *page_routes(),
         ]
         return Starlette(
@@ -87,9 +96,12 @@ class Service:
 
     async def _answered(self, request: Request, kind: type[TextFields]) -> Response:
         try:
+            require_json(request.headers)
             raw = await request.body()
         except ClientDisconnect:
             return Response(status_code=GoneError.status)
+        except UnsupportedBodyError as error:
+            return failed(error)
         try:
             asked = read(kind, raw)
             generations = await asyncio.to_thread(self._desk.generations, asked)  # reading a prompt takes time
@@ -163,6 +175,9 @@ class Service:
         is_open = self.scheduler.is_open
         return JSONResponse({"status": "ok" if is_open else "shutting down"}, 200 if is_open else 503)
 
+    async def _openapi(self, _: Request) -> Response:
+        return JSONResponse(document(self._options))
+
     async def _metrics(self, _: Request) -> Response:
         return Response(self.metrics.text(), media_type=self.metrics.media_type)
 
@@ -173,7 +188,9 @@ async def _no_route(request: Request, error: Exception) -> Response:
     where = f"{request.method} {request.url.path[:80]}"
     if error.status_code == 405:
         allowed = dict(error.headers or {}).get("Allow", "another method")
-        return failed(MethodError(f"{where} is not offered; there is {allowed}"))
+        refused = failed(MethodError(f"{where} is not offered; there is {allowed}"))
+        refused.headers["allow"] = allowed
+        return refused
     return failed(
         RouteError(f"{where} is not there; texts come from POST /v1/chat/completions and /v1/completions")
     )

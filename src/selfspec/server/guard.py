@@ -1,4 +1,4 @@
-"""What every request passes first: id, API key, content type, size of the body, and a line in the log."""
+"""What every request passes first: id, API key, size of the body, a line in the log; and the type of bodies."""
 
 from __future__ import annotations
 
@@ -44,6 +44,12 @@ def _is_open(path: str) -> bool:
     return path == "/health" or is_of_the_page(path)
 
 
+def require_json(headers: Headers) -> None:
+    """Raise UnsupportedBodyError where a body is none by its type: other web pages may post text/plain unasked."""
+    if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+        raise UnsupportedBodyError("the content type must be application/json")
+
+
 class Guard:
     """ASGI middleware; what the endpoints want in the log they add to ``scope["state"]["log"]``."""
 
@@ -72,7 +78,7 @@ class Guard:
             try:
                 self._check(scope, headers)
                 await self._app(scope, self._limited(receive), labelled)
-            except (KeyRefusedError, TooLargeError, UnsupportedBodyError) as error:
+            except (KeyRefusedError, TooLargeError) as error:
                 if log["status"] is not None:
                     raise
                 await failed(error)(scope, receive, labelled)
@@ -86,12 +92,6 @@ class Guard:
             if scheme.lower() != "bearer" or not is_right:
                 what = "the API key is wrong" if key else "there is no API key"
                 raise KeyRefusedError(f"{what}; send the header Authorization: Bearer KEY")
-        if (
-            scope["method"] == "POST"
-            and headers.get("content-type", "").split(";")[0].strip() != "application/json"
-        ):
-            # a form of another web page may post text/plain without asking; JSON it may not
-            raise UnsupportedBodyError("the content type must be application/json")
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._options.max_body:
             raise self._too_large()

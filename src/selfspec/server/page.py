@@ -1,4 +1,4 @@
-"""The page at ``/``: a chat that shows who wrote each token. Files of this package, served as they are."""
+"""The page at ``/``: a chat that shows who wrote each token. The files in ``assets``, served as they are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HEADERS = {
 
 def page_routes() -> list[Route]:
     """Routes of the page and of what it loads."""
-    return [_route(file.name, file.read_bytes()) for file in (files("selfspec.server") / "page").iterdir()]
+    return [_route(file.name, file.read_bytes()) for file in (files("selfspec.server") / "assets").iterdir()]
 
 
 def is_of_the_page(path: str) -> bool:
