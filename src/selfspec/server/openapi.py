@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec._version import __version__
 from selfspec.server.fields import MOST_STOPS, ChatFields, CompletionFields
+from selfspec.server.tools import MOST_TOOLS
 
 if TYPE_CHECKING:
     from selfspec.server.fields import TextFields
@@ -91,6 +92,57 @@ _TIGHTER: dict[str, dict[str, Any]] = {
         "additionalProperties": True,
     },
 }
+_SCHEMA = {"type": "object", "additionalProperties": True}
+_NAME: dict[str, Any] = {"name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}}
+
+
+def _only(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    """An object with these properties and no others."""
+    return {"type": "object", "required": [*required], "additionalProperties": False, "properties": properties}
+
+
+_FUNCTION = _only(
+    {
+        **_NAME,
+        "description": {"type": ["string", "null"]},
+        "parameters": {"anyOf": [_SCHEMA, {"type": "null"}]},
+        "strict": {"type": ["boolean", "null"]},
+    },
+    "name",
+)
+_NAMED = _only(
+    {"name": {"type": "string"}, "description": {}, "schema": _SCHEMA, "strict": {"type": ["boolean", "null"]}},
+    "name",
+    "schema",
+)
+_TIGHTER |= {
+    "response_format": {
+        "anyOf": [
+            _only({"type": {"enum": ["text", "json_object"]}}, "type"),
+            _only({"type": {"const": "json_schema"}, "json_schema": _NAMED}, "type", "json_schema"),
+        ]
+    },
+    "structured_outputs": {
+        "anyOf": [
+            _only({"json": {"anyOf": [_SCHEMA, {"type": "boolean"}, _TEXT]}}, "json"),
+            _only({"regex": _TEXT}, "regex"),
+            _only({"choice": {"type": "array", "items": _TEXT, "minItems": 1}}, "choice"),
+            _only({"grammar": _TEXT}, "grammar"),
+        ]
+    },
+    "tools": {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MOST_TOOLS,
+        "items": _only({"type": {"const": "function"}, "function": _FUNCTION}, "type", "function"),
+    },
+    "tool_choice": {
+        "anyOf": [
+            {"enum": ["auto", "none", "required"]},
+            _only({"type": {"const": "function"}, "function": _only(_NAME, "name")}, "type", "function"),
+        ]
+    },
+}
 _STATUSES = {
     "400": "the request; `param` names the field",
     "401": "no API key, or a wrong one",
@@ -152,6 +204,8 @@ def _body(kind: type[TextFields], definitions: dict[str, Any]) -> dict[str, str]
         if name in properties:
             is_required = name in schema.get("required", ())
             properties[name] = tighter if is_required else _or_null(tighter)
+    if kind is CompletionFields:
+        properties["max_tokens"] = _or_null({"type": "integer", "minimum": 0})  # 0 reads the prompt only
     for name, only in kind.ONLY.items():
         properties[name] = {"enum": [only, None]}
     definitions |= inner | {kind.__name__: schema}
