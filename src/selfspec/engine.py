@@ -17,7 +17,7 @@ from selfspec.batch import run_batch
 from selfspec.drafters.base import Drafter, Loaded
 from selfspec.errors import OptionError, PromptError, SelfspecError
 from selfspec.generation import Generation
-from selfspec.grammar import Grammars
+from selfspec.grammar import KINDS, Grammars
 from selfspec.model.chat import TemplateInputs
 from selfspec.model.messages import Message, check_messages
 from selfspec.request import Completion, Request
@@ -213,6 +213,8 @@ class Engine:
     def _over(self, base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """``options`` on top of those of ``base``, whose draft options belong to its own drafter."""
         merged = dict(base)
+        if any(options.get(kind) is not None for kind in KINDS):  # one structure takes the place of another
+            merged = {name: value for name, value in merged.items() if name not in KINDS}
         if (draft := options.get("draft")) is None:
             options = {**options, "draft": merged["draft"]}
         elif draft != merged["draft"]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 KINDS = ("json_schema", "regex", "grammar")
 MOST_CHARACTERS = 1 << 18
+_MOST_SYMBOLS = 20_000  # of a compiled grammar: schemas that multiply would take half a minute
 _KEPT = 64  # compiled grammars
 _WHITESPACE = r"([ ]|\n[ ]{0,20})"
 """Between the tokens of JSON: none, a space or a line with its indent. Small models would go on for ever."""
@@ -84,7 +85,7 @@ class Grammars:
                 "grammars need llguidance, which is not installed; pip install 'selfspec[grammar]'"
             ) from None
         self._library: Any = llguidance
-        self._limits = llguidance.LLParserLimits(verbose_errors=False)
+        self._limits = llguidance.LLParserLimits(verbose_errors=False, max_grammar_size=_MOST_SYMBOLS)
         self._size = config.vocab_size
         self._ends = frozenset(config.eos_token_ids)
         self._tokens = llguidance.LLTokenizer(
@@ -97,12 +98,17 @@ class Grammars:
 
     def start(self, kind: str, value: Any) -> Grammar:
         """A grammar at the beginning of a text. Raises OptionError, which names the ``kind``, for a wrong one."""
-        source = value if isinstance(value, str) else json.dumps(value)
+        try:
+            source = value if isinstance(value, str) else json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise OptionError(f"{kind} is no JSON: {one_line(error, 100)}") from error
         if len(source) > MOST_CHARACTERS:
             raise OptionError(f"{kind} has {len(source)} characters; it may have {MOST_CHARACTERS}")
         key = (kind, source)
         with self._lock:
-            matcher = self._kept.pop(key, None) or self._compiled(kind, source)
+            matcher = self._kept.pop(key, None)
+        matcher = matcher or self._compiled(kind, source)  # which may take a second; others need not wait
+        with self._lock:
             self._kept[key] = matcher
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
@@ -195,7 +201,10 @@ class GrammarAhead:
         new = prefix.since(prefix.prompt_length)
         if not self._goes_to(new) or (new and new[-1] in self._ends):
             return None
-        return _flags(self._matcher, self._size)
+        try:
+            return _flags(self._matcher, self._size)
+        except ConstraintError:  # too complex, perhaps only past a token that will be rejected: the target decides
+            return None
 
     def legal(self, prefix: Prefix, tokens: Sequence[int]) -> int:
         """How many of ``tokens`` may follow ``prefix``, one after the other."""

@@ -46,7 +46,8 @@ TOOLS = [
         },
     },
 ]
-PICK = {"tool_choice": "required"}
+FUNCTION = {"name": "wait", "arguments": "{}"}
+CALLED = {"role": "assistant", "tool_calls": [{"id": "i", "type": "function", "function": FUNCTION}]}
 
 
 class Colour(Enum):
@@ -392,7 +393,9 @@ def wrong(tool=None, **function):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"parallel_tool_calls": True}, "parallel_tool_calls"),
         ({"messages": [*HI, {"role": "tool", "tool_call_id": "x", "content": "y"}]}, "messages.1.tool_call_id"),
+        ({"messages": [*HI, {"role": "tool", "tool_call_id": [], "content": "y"}]}, "messages.1.tool_call_id"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages.0.tool_calls"),
+        ({"messages": [CALLED, {"role": "tool", "tool_call_id": "i", "content": None}]}, "messages.1.content"),
     ],
     ids=lambda v: str(v)[:60],
 )

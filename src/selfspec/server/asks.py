@@ -7,7 +7,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from selfspec.errors import OptionError, PromptError, SelfspecError
+from selfspec.grammar import KINDS
 from selfspec.model.reading import one_line
+from selfspec.request import Request
 from selfspec.server.failures import FieldError, UnknownModelError
 from selfspec.server.fields import ChatFields, CompletionFields
 from selfspec.server.offers import offered_drafts, offered_options
@@ -68,14 +70,19 @@ class Desk:
             options = {**self._defaults, **asked.options(), **self._drafting(asked.speculative)}
             if options["seed"] is not None and not 0 <= options["seed"] < _MOST_SEED:
                 raise OptionError(f"seed is {options['seed']}; it must be 0 to 2^63 - 1")
+            prompts = self._prompts(asked, options)
+            structures: dict[str, Any] = {kind: prompts[0].get(kind) for kind in KINDS}
+            self._engine.grammar(Request(**structures))  # is kept; others need not wait for it
             with self._lock:
-                return self._made_of(asked, options)
+                return self._made_of(asked, prompts)
         except SelfspecError as error:
             raise _in_their_words(error, asked) from error
+        except RecursionError as error:
+            raise FieldError("a field is nested too deeply; make it flatter") from error
 
-    def _made_of(self, asked: TextFields, options: dict[str, Any]) -> list[Generation]:
+    def _made_of(self, asked: TextFields, prompts: list[dict[str, Any]]) -> list[Generation]:
         found: list[Generation] = []
-        for prompt in self._prompts(asked, options):
+        for prompt in prompts:
             for choice in range(asked.n):
                 own = dict(prompt)
                 if own["seed"] is not None:

@@ -108,12 +108,20 @@ def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
                     f"{where}.tool_calls",
                 )
             known |= {call["id"] for call in calls}
-        if message.get("role") == "tool" and message.get("tool_call_id") not in known:
-            given = one_line(repr(message.get("tool_call_id")), 40)
-            raise FieldError(
-                f"{where}.tool_call_id is {given}; it must be the id of a call in an earlier message",
-                f"{where}.tool_call_id",
-            )
+        if message.get("role") == "tool":
+            _require_result(where, message, known)
+
+
+def _require_result(where: str, message: Mapping[str, Any], known: set[str]) -> None:
+    """Raise FieldError for the result of a call that there is not, or a result that is none."""
+    given = {name: one_line(repr(message.get(name)), 40) for name in ("tool_call_id", "content")}
+    if not isinstance(name := message.get("tool_call_id"), str) or name not in known:
+        wrong, wanted = "tool_call_id", "the id of a call in an earlier message"
+    elif not isinstance(message.get("content"), str | list):
+        wrong, wanted = "content", "a text, or a list of text parts"
+    else:
+        return
+    raise FieldError(f"{where}.{wrong} is {given[wrong]}; it must be {wanted}", f"{where}.{wrong}")
 
 
 def _is_call(call: Any) -> bool:
@@ -206,14 +214,9 @@ class ToolDesk:
 def _with_names(messages: Sequence[Any]) -> list[Any]:
     """Results of calls with the names of what was called, which some templates ask for."""
     names = {
-        call["id"]: call["function"]["name"]
-        for message in messages
-        if isinstance(message, Mapping)
-        for call in message.get("tool_calls") or ()
+        call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()
     }
     return [
-        {"name": names[message["tool_call_id"]], **message}
-        if isinstance(message, Mapping) and message.get("tool_call_id") in names
-        else message
+        {"name": names[message["tool_call_id"]], **message} if message.get("role") == "tool" else message
         for message in messages
     ]
