@@ -15,7 +15,7 @@ ROOT = Path(selfspec.__file__).parent
 
 # From the bottom up; a module may import its own layer (same prefix) and those before it.
 LAYERS = [
-    ["_version", "errors", "prefixes", "settings", "plans", "types", "rounds", "control", "modes"],
+    ["_version", "errors", "documents", "journal", "prefixes", "settings", "plans", "types", "rounds", "control", "modes"],
     ["model"],
     ["traffic"],
     ["_native"],
@@ -31,6 +31,7 @@ LAYERS = [
     ["measure"],
     ["server"],
     ["export"],
+    ["train"],
     ["cli", "__main__"],
 ]
 TORCH = ("runtime.torch", "runtime.products")
