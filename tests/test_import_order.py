@@ -15,7 +15,19 @@ ROOT = Path(selfspec.__file__).parent
 
 # From the bottom up; a module may import its own layer (same prefix) and those before it.
 LAYERS = [
-    ["_version", "errors", "documents", "journal", "prefixes", "settings", "plans", "types", "rounds", "control", "modes"],
+    [
+        "_version",
+        "errors",
+        "documents",
+        "journal",
+        "prefixes",
+        "settings",
+        "plans",
+        "types",
+        "rounds",
+        "control",
+        "modes",
+    ],
     ["model"],
     ["traffic"],
     ["_native"],

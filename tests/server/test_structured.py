@@ -334,6 +334,9 @@ def test_what_an_answer_with_tools_may_be(engine, form, answer, legal, not_legal
         (GENERIC, '<tool_call>\n{"name": "a", "arguments": {"x": 1', "", [("a", '{"x": 1')]),
         (format_in("llama_3.1"), '{"name": "a", "parameters": {"x": 1}}', "", [("a", '{"x": 1}')]),
         (format_in("llama_3.1"), 'It is {"name": "a"}', 'It is {"name": "a"}', []),
+        (format_in("llama_3.1"), ' {"name": "a", "parameters": {}}', ' {"name": "a", "parameters": {}}', []),
+        (format_in("llama_3.1"), '{"name": "Ada", "x": 1}', '{"name": "Ada", "x": 1}', []),
+        (format_in("llama_3.1"), '{"name": "', '{"name": "', []),
         (format_in("llama_3.1"), '{"nam', '{"nam', []),
         (
             format_in("mistral"),
@@ -346,7 +349,7 @@ def test_what_an_answer_with_tools_may_be(engine, form, answer, legal, not_legal
 )
 def test_calls_are_found_however_the_text_is_cut(form, text, content, calls, size):
     """Guards what is held back: nothing is lost, nothing is said twice, no half mark becomes text."""
-    reader, said = Calls(form), []
+    reader, said = Calls(form, ("a", "b")), []
     for at in range(0, len(text), size):
         said += reader.feed(text[at : at + size])
     said += reader.finish()

@@ -23,10 +23,10 @@ class Said(NamedTuple):
 
 
 class Calls:
-    """Reads an answer in a format of calls piece by piece; whatever could belong to a call is held back."""
+    """Reads an answer with calls of ``names`` piece by piece; whatever could belong to a call is held back."""
 
-    def __init__(self, form: ToolFormat) -> None:
-        self._form = form
+    def __init__(self, form: ToolFormat, names: Sequence[str]) -> None:
+        self._form, self._names = form, names
         self._held = ""
         self._state = self._text
         self._has_text = False
@@ -47,6 +47,8 @@ class Calls:
         """What was held back when the answer ended and is text, not a part of a call."""
         held, self._held = self._held, ""
         is_end = self._state == self._after and (self._form.tail + self._form.end).startswith(held.rstrip())
+        if self._state == self._name and self._form.is_bare and not self.count:
+            return [Said(text=self._form.trigger + held)]  # it may as well be JSON
         if is_end or self._state in (self._name, self._arguments):
             return []
         return [Said(text=held)] if held else []
@@ -54,7 +56,7 @@ class Calls:
     def _text(self) -> Iterator[Said]:
         trigger = self._form.trigger
         at = self._held.find(trigger)
-        if self._form.is_bare and (self._has_text or self._held[: max(at, 0)].strip()):
+        if self._form.is_bare and (self._has_text or at > 0):
             at = -1
         if at >= 0:
             before, self._held = self._held[:at], self._held[at + len(trigger) :]
@@ -63,7 +65,7 @@ class Calls:
                 yield Said(text=before)
             return
         keep = _overlap(self._held, trigger)
-        if self._form.is_bare and (self._has_text or keep < len(self._held.lstrip())):
+        if self._form.is_bare and (self._has_text or keep < len(self._held)):
             keep = 0
         ready = self._held[: len(self._held) - keep]
         if ready and (self._has_text or ready.strip()):
@@ -71,11 +73,14 @@ class Calls:
             yield Said(text=ready)
 
     def _name(self) -> Iterator[Said]:
-        name, found, rest = self._held.partition(self._form.middle)
-        if found:
-            self._held, self._state, self._json = rest, self._arguments, _Value()
+        starts = {name + self._form.middle: name for name in self._names}
+        if start := next((start for start in starts if self._held.startswith(start)), None):
+            self._held, self._state, self._json = self._held[len(start) :], self._arguments, _Value()
             self.count += 1
-            yield Said(number=self.count - 1, name=name)
+            yield Said(number=self.count - 1, name=starts[start])
+        elif not any(start.startswith(self._held) for start in starts):  # JSON that begins as a bare call does
+            self._has_text, self._state = True, self._text
+            yield Said(text=self._form.trigger)
 
     def _arguments(self) -> Iterator[Said]:
         length = self._json.take(self._held)
@@ -108,8 +113,8 @@ class Calls:
 class Speaker:
     """What one choice says, from its tokens: special tokens that belong to the format of calls are read as well."""
 
-    def __init__(self, form: ToolFormat, tokenizer: Tokenizer) -> None:
-        self._calls = Calls(form)
+    def __init__(self, form: ToolFormat, names: Sequence[str], tokenizer: Tokenizer) -> None:
+        self._calls = Calls(form, names)
         marks = (form.begin, form.head, form.middle, form.tail, form.between or "", form.end)
         pieces = {token: tokenizer.piece(token) or "" for token in tokenizer.special_ids}
         self._marks = {t: piece for t, piece in pieces.items() if piece and any(piece in mark for mark in marks)}

@@ -71,7 +71,9 @@ class Reply:
             text = "".join(chunk.text for chunk in chunks)
             return [Said(text)] if text else []
         if index not in self._speakers:
-            self._speakers[index] = Speaker(self.calls, self.tokenizer)
+            assert isinstance(self.asked, ChatFields)
+            assert self.asked.tool_use is not None
+            self._speakers[index] = Speaker(self.calls, self.asked.tool_use.names, self.tokenizer)
         return self._speakers[index].said(chunks, is_last)
 
     # -- streamed -----------------------------------------------------------------------------------------
