@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from selfspec.loading import load
     from selfspec.measure.estimate import Estimate, estimate
     from selfspec.measure.plan import MemoryPlan, plan
+    from selfspec.measure.tuning import Tuning, tune
     from selfspec.request import Chunk, Completion, Request
     from selfspec.rounds import Round, Stats
     from selfspec.stream import AsyncStream, Stream
@@ -57,14 +58,26 @@ __all__ = [
     "SelfspecError",
     "Stats",
     "Stream",
+    "Tuning",
     "UnsupportedModelError",
     "__version__",
     "estimate",
     "load",
     "plan",
+    "tune",
 ]
 
-_MODULES = ("errors", "types", "rounds", "request", "engine", "loading", "measure.estimate", "measure.plan")
+_MODULES = (
+    "errors",
+    "types",
+    "rounds",
+    "request",
+    "engine",
+    "loading",
+    "measure.estimate",
+    "measure.plan",
+    "measure.tuning",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -160,7 +160,14 @@ class ModelCommand(MadeCommand):
         """Model, text and drafting."""
         from selfspec.engine import DEFAULT_DRAFT
 
-        return [*model_flags(), *_request_flags(), *draft_flags(DEFAULT_DRAFT), *_refused_flags()]
+        who, *others = draft_flags(DEFAULT_DRAFT)
+        tuned = Flag(
+            "--tuned/--no-tuned",
+            default=None,
+            section="Drafting",
+            help="Draft as `selfspec tune` found here for this model, where no draft is named.  [default: on]",
+        )
+        return [*model_flags(), *_request_flags(), who, tuned, *others, *_refused_flags()]
 
 
 class MeasuringCommand(MadeCommand):
@@ -207,6 +214,16 @@ class ProfileCommand(MeasuringCommand):
         from selfspec.measure.settings import ProfileOptions
 
         return ProfileOptions
+
+
+class TuneCommand(MeasuringCommand):
+    """``selfspec tune``."""
+
+    def measured_by(self) -> type[Workload]:
+        """Its options."""
+        from selfspec.measure.settings import TuneOptions
+
+        return TuneOptions
 
 
 def asked_of(kind: type[Wanted], options: Mapping[str, Any]) -> tuple[Wanted, dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from selfspec.documents import replace_file
 from selfspec.errors import OptionError
 from selfspec.measure.quantities import size
 
@@ -62,14 +63,10 @@ def check_target(path: Path) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write what --out names, whole or not at all; raises OptionError if it cannot be written."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
+        replace_file(path, text)
     except OSError as error:
         raise OptionError(f"--out {str(path)!r} cannot be written: {error.strerror}") from error
-    finally:  # of an interruption too; after the renaming there is nothing to remove
-        aside.unlink(missing_ok=True)
 
 
 def examples(*commands: str) -> str:
@@ -161,17 +158,23 @@ def explanation(found: Mapping[str, Any]) -> str:
 
 
 def explaining(function: Function) -> Function:
-    """The flag that shows what the controller decided; `require_controller` checks it."""
+    """The flag that shows what the controller decided; `controller` checks it."""
     text = "Show what the controller (auto) decided, and from which numbers."
     return click.option("--explain", is_flag=True, help=text)(function)
 
 
-def require_controller(explain: bool, draft: str | None) -> None:
-    """Raise UsageError for --explain with another drafter, which decides nothing."""
+def controller(explain: bool, draft: str | None) -> str | None:
+    """The drafter, with --explain the controller where none is named, even if another one was tuned.
+
+    Raises UsageError for --explain with another drafter, which decides nothing.
+    """
     from selfspec.engine import DEFAULT_DRAFT
 
-    if explain and (draft or DEFAULT_DRAFT).partition(":")[0] != "auto":
+    if not explain:
+        return draft
+    if (draft or DEFAULT_DRAFT).partition(":")[0] != "auto":
         raise click.UsageError("--explain shows what auto decided, and another drafter drafts; add --draft auto")
+    return draft or DEFAULT_DRAFT
 
 
 def combined(explanations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
