@@ -42,7 +42,7 @@ _EXAMPLES = examples(
     "--also-bits",
     default="",
     metavar="BITS",
-    help="cpu: tune in these bits a weight, too, with commas: 4,8. Each is another target, which writes other texts.",
+    help="cpu: tune in these bits a weight, too, with commas: 4,8. Each is another target, with other texts.",
 )
 @click.option("--out", metavar="FILE", help="Write the document to a file too.")
 @click.option("--no-save", is_flag=True, help="Keep nothing for later commands; the result is printed only.")
@@ -74,7 +74,7 @@ def command(
         return
     prompts = choose(read_prompts(asked.data), asked.task_names, asked.limit)
     variants = _variants(opening, also_bits)
-    share = replace(asked, budget=f"{asked.budget_seconds / len(variants):.3f}s") if len(variants) > 1 else asked
+    share = replace(asked, budget=f"{max(asked.budget_seconds / len(variants), 0.001):.3f}s") if len(variants) > 1 else asked
     found = [_tuned(variant, share, prompts, no_save) for variant in variants]
     if out is not None:
         write_whole(Path(out), json_line(found[0] if len(found) == 1 else found) + "\n")
@@ -120,7 +120,7 @@ def _tuned(
     """One precision, from loading to the file; the document."""
     from selfspec import tuned
     from selfspec.measure.identity import identity_of
-    from selfspec.measure.tuner import Tuner
+    from selfspec.measure.tuner import Tuner, Workload
     from selfspec.measure.tuning import FREE, document_of
 
     began = time.perf_counter()
@@ -130,7 +130,7 @@ def _tuned(
     work = _work(engine, identity) if target else None
     notebook = Notebook(work)
     notebook.require(identity)
-    tuner = Tuner(engine, prompts, asked, notebook.units)
+    tuner = Tuner(engine, Workload.of(engine, prompts, asked), asked, notebook.units)
     try:
         _run(tuner, notebook)
     except KeyboardInterrupt:

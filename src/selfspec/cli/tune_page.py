@@ -21,7 +21,7 @@ def page(documents: Sequence[Mapping[str, Any]]) -> str:
         speeds = [(d["precision"], _plain_speed(d)) for d in documents]
         rows = [(name, f"{speed:.1f}") for name, speed in speeds]
         parts.append(
-            "plain decoding by precision; each is another target, so texts differ: S compares with the same one only\n"
+            "plain decoding by precision; each is another target, with other texts; S compares within one\n"
             + table([("precision", "tok/s"), *rows])
         )
     return "\n\n".join(parts)

@@ -92,8 +92,8 @@ def _of(spec: Spec, points: Sequence[Point]) -> Iterator[str]:
         yield spec.label
     elif spec.name in _LOOK_UPS:
         grid = _LOOK_UPS[spec.name]
-        for values in product(*grid.values()):
-            yield spelled(spec.name, dict(zip(grid, values, strict=True)))
+        labels = [spelled(spec.name, dict(zip(grid, v, strict=True))) for v in product(*grid.values())]
+        yield from sorted(labels, key=lambda label: label.count(":"))  # the defaults first
     elif spec.name in _SEARCHED:
         yield from (point.label() for point in own[:_POINTS])
         # a draft that may stop early may be longer
@@ -136,16 +136,17 @@ def made(draft: str, host: Host) -> Drafter:
 def shortlist(expected: dict[str, float | None], count: int) -> list[str]:
     """At most ``count`` of the contenders, by their expected speedups: who may be the best, and one of each kind.
 
-    First the best of every kind that is within a tenth of the best of all, then the others from the best down.
-    What has no expectation (None) is not known, and comes before what is expected to lose.
+    First the best of every kind that is within a tenth of the best of all, then what has no expectation (None), one
+    of each kind before others, then the rest from the best down.
     """
     known = {draft: gain for draft, gain in expected.items() if gain is not None}
     ranked = sorted(known, key=lambda draft: -known[draft])
     unknown = [draft for draft, gain in expected.items() if gain is None]
+    firsts = {kind_of(draft): draft for draft in reversed(unknown)}.values()
+    unknown = [*reversed(firsts), *unknown]
     kinds: dict[str, str] = {}
     for draft in ranked:
         if known[draft] >= 0.9 * known[ranked[0]]:
             kinds.setdefault(kind_of(draft), draft)
-    gains = [draft for draft in ranked if known[draft] > 1.0]
-    order = dict.fromkeys([*kinds.values(), *unknown, *gains, *ranked])
+    order = dict.fromkeys([*kinds.values(), *unknown, *ranked])
     return list(order)[:count]

@@ -90,18 +90,19 @@ class Track:
         self.laps, self.clock = laps, clock
 
     def run(self, name: str, drafts: Sequence[str], ends: float, least: int) -> Iterator[str]:
-        """Laps of a heat while there is time, ``least`` in any case; gives the name of each, once it is there.
+        """Laps of a heat while there is time; gives the name of each, once it is there.
 
-        A heat that was begun goes on; one that was ended (its name stands in the next one) is not run here again.
+        A heat that was begun goes on. ``least`` laps may take half as long again, and one is run in any case.
         """
         watch: Stopwatch | None = None
         longest, most = 0.0, max(least, _MOST_ROUNDS * len(self._questions))
+        late = ends + 0.5 * max(ends - self.clock(), 0.0)
         for number in range(most):
             lap = f"{name} {number}"
             if lap in self.laps:
                 continue
             started = self.clock()
-            if number >= least and started + longest > ends:
+            if number and started + longest > (ends if number >= least else late):
                 return
             watch = watch or self._ready([BASELINE, *drafts])
             self.laps[lap] = {
@@ -150,6 +151,13 @@ def heats(track: Track, drafts: Sequence[str], ends: float) -> Iterator[str]:
 def _num_heats(count: int) -> int:
     """How many heats there are for so many."""
     return 1 if count <= 2 else 1 + _num_heats((count + 1) // 2)
+
+
+def least_runs(count: int) -> int:
+    """How many times somebody answers, plain decoding among them, until one of so many has won."""
+    if count <= 2:
+        return MIN_PAIRS * (count + 1)
+    return LEAST_LAPS * (count + 1) + least_runs((count + 1) // 2)
 
 
 def ranked(laps: Sequence[Lap], drafts: Sequence[str]) -> list[str]:

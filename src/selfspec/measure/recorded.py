@@ -43,6 +43,7 @@ _SURE = 0.999  # the target's confidence, and the largest of a draft
 _PLACES = 10**6  # cells of a cache that holds nothing
 _PRIMED = 3  # how often each pass was seen before the first answer
 _FULL, _UNKNOWN = 0, -1
+_GAP = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +89,9 @@ class Prices:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What became of all answers: seconds of the modelled clock after the first tokens, and what was counted."""
+    """What became of all answers: seconds of the modelled clock after the first token of each group, and counts."""
 
-    seconds: float
+    seconds: tuple[float, ...]
     stats: Stats
 
     @property
@@ -101,7 +102,10 @@ class Replayed:
 
 
 class Recording(Runtime):
-    """Says what was recorded; as a host it keeps what drafters learn. Hidden states are (place, plan, slot)."""
+    """Says what was recorded; as a host it keeps what drafters learn.
+
+    A hidden state is (place, number of the plan that ran, slot, how many of the first layers ran without a gap).
+    """
 
     name, precision, value_bytes = "recording", "float64", 8
     tokenizer, fingerprint = None, ""
@@ -120,12 +124,14 @@ class Recording(Runtime):
         self._tokens: list[list[int]] = []
         self._full = LayerPlan.full(self._layers)
         self._plans = list(dict.fromkeys(plan for tape in tapes for plan in tape.voices))
-        self._numbers: dict[LayerPlan, int] = {}  # of plans and of what they end with
+        self._numbers: dict[tuple[int, LayerPlan], int] = {}  # of plans, by how deep their rows were before
         for number, plan in enumerate(self._plans, start=1):
             # it may run from its first layer, or go on from a shallower draft
-            self._numbers |= {plan: number, plan.span(plan.shared_prefix, self._layers): number}
+            shared = plan.shared_prefix
+            self._numbers |= {(0, plan): number, (shared, plan.span(shared, self._layers)): number}
         exits = [(stop, LayerPlan.exit_at(self._layers, stop)) for stop in range(1, self._layers)]
-        self._exits = {stop: self._numbers.get(plan, _UNKNOWN) for stop, plan in exits} | {self._layers: _FULL}
+        self._exits = {stop: self._numbers.get((0, plan), _UNKNOWN) for stop, plan in exits}
+        self._exits[self._layers] = _FULL
 
     # -- a host of drafters ---------------------------------------------------------------------------------
 
@@ -188,9 +194,9 @@ class Recording(Runtime):
     # -- the runtime ----------------------------------------------------------------------------------------
 
     def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:
-        """States [R, 3] before layer 0."""
+        """States [R, 4] before layer 0."""
         assert positions is not None
-        hidden = np.zeros((len(tokens), 3))
+        hidden = np.zeros((len(tokens), 4))
         hidden[:, 0] = positions
         return hidden
 
@@ -209,23 +215,20 @@ class Recording(Runtime):
         tapped = {}
         for tap in taps:
             tapped[tap] = out.copy()
-            tapped[tap][:, 1] = self._exits[tap.layer + 1]
-        out[:, 1] = self._number(plan)
+            tapped[tap][:, 1], tapped[tap][:, 3] = self._exits[tap.layer + 1], tap.layer + 1
+        depth = int(hidden[0, 3])
+        stop = plan.steps[-1].layer + 1
+        if plan == self._full.span(depth, stop):
+            out[:, 1], out[:, 3] = self._exits[stop], stop
+        else:  # with a gap: a plan that was listened to, or nobody knows what it says
+            out[:, 1], out[:, 3] = self._numbers.get((depth, plan), _UNKNOWN), _GAP
         return out, tapped
-
-    def _number(self, plan: LayerPlan) -> int:
-        """Who speaks after these layers: an exit after a run of whole layers, else a plan that was listened to."""
-        if (found := self._numbers.get(plan)) is None:
-            start, stop = plan.steps[0].layer, plan.steps[-1].layer + 1
-            is_whole = plan == self._full.span(start, stop)
-            found = self._numbers[plan] = self._exits[stop] if is_whole else _UNKNOWN
-        return found
 
     def logits(self, hidden: Array) -> Array:
         """Logits [R, V] in which what was said has the recorded confidence."""
         self._takes(self._prices.rest, len(hidden))
         logits = np.zeros((len(hidden), self._size))
-        for row, (place, plan, slot) in enumerate(hidden.astype(int).tolist()):
+        for row, (place, plan, slot, _) in enumerate(hidden.astype(int).tolist()):
             token, confidence = self._said(place + 1, plan, slot)
             share = min(max(confidence, 1.5 / self._size), _SURE)
             logits[row, token] = math.log(share / (1.0 - share) * (self._size - 1))
@@ -265,7 +268,7 @@ def replayed(
     """
     kind, options = drafters.resolve(draft)
     recording = Recording(config, tapes, prices)
-    stats, seconds = Stats(), 0.0
+    stats, seconds = Stats(), []
     for group in _groups(tapes, texts):
         try:
             drafter = drafters.create(kind, recording.config, options, recording)
@@ -285,8 +288,8 @@ def replayed(
             if text.error is not None:
                 raise text.error
             assert recording.is_played(text), f"{draft} changed a recorded answer"
-        seconds += recording.now - began
-    return Replayed(seconds, stats)
+        seconds.append(recording.now - began)
+    return Replayed(tuple(seconds), stats)
 
 
 def _groups(tapes: Sequence[Tape], texts: int) -> Iterator[Sequence[Tape]]:

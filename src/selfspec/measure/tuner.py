@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.engine import DEFAULT_DRAFT
 from selfspec.errors import OptionError, SelfspecError
@@ -26,8 +26,8 @@ from selfspec.measure.contenders import Space
 from selfspec.measure.listening import Listener, chosen
 from selfspec.measure.ours import BASELINE
 from selfspec.measure.pairs import MIN_PAIRS
-from selfspec.measure.profile import Profile, Section, questions_of
-from selfspec.measure.race import Track, heats, ranked, ratio_of
+from selfspec.measure.profile import Profile, Question, Section, questions_of
+from selfspec.measure.race import Track, heats, least_runs, ranked, ratio_of
 from selfspec.measure.recorded import Prices, replayed
 from selfspec.measure.round_costs import Probe
 from selfspec.measure.settings import ProfileOptions
@@ -44,9 +44,12 @@ if TYPE_CHECKING:
     Units = dict[str, dict[str, Any]]
 
 # of the whole budget, when each stage should be over
-_ENDS = {"profile": 0.4, "exits": 0.46, "skips": 0.52, "screen": 0.6, "replay": 0.65, "race": 0.85}
+_ENDS = {"profile": 0.4, "exits": 0.46, "skips": 0.52, "screen": 0.6, "replay": 0.65, "race": 0.85, "held out": 1.0}
+_MANY = 12  # answers, of which some are enough for a first replay
+_LEAST = 0.05  # of the budget, for a stage that begins late
 _EVERY = 3  # of the answers one is in the first replay, and of the prompts one is held out
 _WARM = 3  # probes of what a look-up takes
+_LOOK_UP, _DECISION = "suffix", "auto:candidates=(suffix)"  # drafts that run no layers
 
 
 def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
@@ -59,6 +62,18 @@ def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
         raise OptionError("tuning needs at least two different prompts: one to tune on, and one to hold out")
     held = different[1::_EVERY]
     return [prompt for prompt in different if prompt not in held], held
+
+
+class Workload(NamedTuple):
+    """What is asked: questions to tune on, and questions that are held out; at least one of each."""
+
+    tuning: list[Question]
+    held: list[Question]
+
+    @classmethod
+    def of(cls, engine: Engine, prompts: Sequence[Prompt], options: TuneOptions) -> Workload:
+        """From the user's prompts. Raises OptionError for fewer than two different ones that fit."""
+        return cls(*(questions_of(engine, part, options) for part in split(prompts)))
 
 
 @dataclass(frozen=True)
@@ -75,28 +90,25 @@ class Tuner:
 
     Parameters
     ----------
-    prompts
-        Texts of the workload; they are split here.
     units
         What an earlier run has measured; it grows, and is JSON-ready.
     clock
         That of all times here.
 
-    Raises OptionError for prompts that do not fit, and for drafters or options that there are not.
+    Raises OptionError for drafters or options that there are not.
     """
 
     def __init__(
         self,
         engine: Engine,
-        prompts: Sequence[Prompt],
+        workload: Workload,
         options: TuneOptions,
         units: Units,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.space = Space.of(options.drafts)
         self.engine, self.options, self.units, self._clock = engine, options, units, clock
-        tuning, held = split(prompts)
-        self.questions, self.held = questions_of(engine, tuning, options), questions_of(engine, held, options)
+        self.questions, self.held = workload
         self.sampling = Sampling(temperature=options.temperatures[0])
         self._began = clock()
         self._profile = Profile(engine, self.questions, self._profile_options(), units, clock)
@@ -112,7 +124,7 @@ class Tuner:
                 yield Stage(section.name, max(section.ends - self._clock(), 0.0), section.run)
         parts: dict[str, Callable[[], Mapping[str, Callable[[], Any]]]] = {
             "exits": self.listener.exit_voices,
-            "skips": partial(self.listener.skip_voices, self._ends("skips")),
+            "skips": lambda: self.listener.skip_voices(self._ends("skips")),
             "screen": partial(self._replays, _EVERY),
             "replay": partial(self._replays, 1),
         }
@@ -125,7 +137,7 @@ class Tuner:
                 self.left_out[name] = f"{section.num_done} of {len(section.work)} within the budget"
         ends = self._ends("race")
         yield Stage("race", max(ends - self._clock(), 0.0), partial(heats, self.race, self.finalists, ends))
-        ends = self._began + self.options.budget_seconds
+        ends = self._ends("held out")
         # a draft that has lost the race is not the one to report
         columns = list(dict.fromkeys([self.winner, DEFAULT_DRAFT]))
         yield Stage(
@@ -137,7 +149,9 @@ class Tuner:
         return self._profile.report()
 
     def _ends(self, stage: str) -> float:
-        return self._began + self.options.budget_seconds * _ENDS[stage]
+        """When a stage should be over that begins now; one that begins late has some time all the same."""
+        budget = self.options.budget_seconds
+        return max(self._began + budget * _ENDS[stage], self._clock() + _LEAST * budget)
 
     def _profile_options(self) -> ProfileOptions:
         options = self.options
@@ -151,7 +165,7 @@ class Tuner:
             gamma=options.gamma,
             contexts=str(max(min(context + options.max_new_tokens // 2, longest), 0)),
             check=0,
-            budget=f"{options.budget_seconds * _ENDS['profile']:.3f}s",
+            budget=f"{max(options.budget_seconds * _ENDS['profile'], 0.001):.3f}s",
         )
 
     # -- replay ----------------------------------------------------------------------------------------------
@@ -179,10 +193,10 @@ class Tuner:
         layer, rest = costs.line
         (v,) = (row["v"] for row in self.report().document()["passes"])
         own = self.units.setdefault("overheads", {})
-        for drafter in ("suffix", DEFAULT_DRAFT):
+        for drafter in (_LOOK_UP, _DECISION):
             if drafter not in own:
                 own[drafter] = self._overhead(drafter)
-        look_up = own["suffix"]
+        look_up = own[_LOOK_UP]
         # a pass cannot cost less than nothing, whatever a noisy line says
         return Prices(
             costs.plain_seconds,
@@ -190,7 +204,7 @@ class Tuner:
             max(rest, 0.0),
             tuple(v),
             look_up,
-            max(own[DEFAULT_DRAFT] - look_up, 0.0),
+            max(own[_DECISION] - look_up, 0.0),
         )
 
     def _overhead(self, drafter: str) -> float:
@@ -203,7 +217,10 @@ class Tuner:
 
     def _replays(self, every: int) -> Mapping[str, Callable[[], Any]]:
         """All contenders over some of the answers, or the better ones over all."""
-        if not (tapes := self.listener.tapes[::every]):
+        tapes = self.listener.tapes
+        if every > 1 and len(tapes) >= _MANY:
+            tapes = tapes[::every]
+        if not tapes:
             return {}
         drafts = self.contenders if every > 1 else contenders.shortlist(self._screened, 2 * self.options.finalists)
         return {BASELINE: partial(self._replay, BASELINE, tapes)} | {
@@ -215,17 +232,17 @@ class Tuner:
         if found is None:
             return None
         return {
-            "seconds": found.seconds,
+            "seconds": list(found.seconds),
             "tokens_per_round": found.stats.mean_accepted_length,
             "row_layers_per_token": found.row_layers_per_token,
         }
 
     def _expected(self, section: str) -> dict[str, float | None]:
-        """S by a replay, of the contenders that were in it; None for those that cannot be replayed."""
+        """S by a replay, the median of all answers, as it is measured; None for those that cannot be replayed."""
         units = dict(self.units.get(section, {}))
         plain = units.pop(BASELINE, None)
         return {
-            draft: plain["seconds"] / found["seconds"] if found and plain else None
+            draft: _ratio(plain["seconds"], found["seconds"]) if found and plain else None
             for draft, found in units.items()
             if draft in self.contenders
         }
@@ -254,10 +271,19 @@ class Tuner:
         if self.options.aim == "memory":
             gains = {draft: gain for draft, gain in expected.items() if gain is not None}
             frugal = [min(_enough(gains), key=lambda draft: self.memory(draft)["bytes"])] if gains else []
-        best = contenders.shortlist(expected, self.options.finalists)
-        order = list(dict.fromkeys([*frugal, *best]))[: self.options.finalists]
+        count = self._affordable
+        best = contenders.shortlist(expected, count)
+        order = list(dict.fromkeys([*frugal, *best]))[:count]
         default = [DEFAULT_DRAFT] if Space.of(DEFAULT_DRAFT).specs[0] in self.space.specs else []
         return list(dict.fromkeys([*order, *default]))
+
+    @property
+    def _affordable(self) -> int:
+        """How many finalists there is time for, by what a plain answer takes; one in any case."""
+        answer = self.prices.plain * self.options.max_new_tokens
+        runs = (self._ends("race") - self._clock()) / answer
+        fitting = [n for n in range(1, self.options.finalists + 1) if least_runs(n + 1) <= runs]
+        return max(fitting, default=1)
 
     @property
     def winner(self) -> str:
@@ -279,6 +305,10 @@ class Tuner:
         buffers = draft_buffers(self.engine.config, drafter, self.sampling, runtime.value_bytes)
         total = extra.weights + extra.kv + sum(buffers.values())
         return {"weights": extra.weights, "kv": extra.kv, "buffers": buffers, "bytes": total, "runs": drafter.runs}
+
+
+def _ratio(plain: Sequence[float], own: Sequence[float]) -> float:
+    return statistics.median(first / second for first, second in zip(plain, own, strict=True))
 
 
 def _enough(gains: Mapping[str, float]) -> list[str]:

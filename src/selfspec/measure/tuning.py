@@ -21,7 +21,7 @@ from selfspec.measure.quantities import size
 from selfspec.measure.race import ratio_of, sums_of
 from selfspec.measure.settings import TuneOptions
 from selfspec.measure.tasks import BUILT_IN, choose, read_prompts
-from selfspec.measure.tuner import Tuner
+from selfspec.measure.tuner import Tuner, Workload
 from selfspec.model import EMBEDDED
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def tune(
         engine = load(model, tuned=False, **placed)
     path = tuned.file_for(engine) if save else None
     began = time.perf_counter()
-    tuner = Tuner(engine, prompts, asked, {})
+    tuner = Tuner(engine, Workload.of(engine, prompts, asked), asked, {})
     for stage in tuner.stages():
         notify(stage.name)
         for _ in stage.run():
