@@ -66,6 +66,7 @@ def command(
     """  # noqa: D301 (click keeps the line breaks after a backspace)
     from selfspec.measure.settings import TuneOptions
     from selfspec.measure.tasks import choose, read_prompts
+    from selfspec.measure.tuner import split
 
     asked, opening = asked_of(TuneOptions, options | {"aim": aim})
     _check(asked, out, also_bits, opening)
@@ -73,8 +74,13 @@ def command(
         _forget(opening)
         return
     prompts = choose(read_prompts(asked.data), asked.task_names, asked.limit)
+    split(prompts)  # raises for too few, before a model is loaded
     variants = _variants(opening, also_bits)
-    share = replace(asked, budget=f"{max(asked.budget_seconds / len(variants), 0.001):.3f}s") if len(variants) > 1 else asked
+    share = (
+        replace(asked, budget=f"{max(asked.budget_seconds / len(variants), 0.001):.3f}s")
+        if len(variants) > 1
+        else asked
+    )
     found = [_tuned(variant, share, prompts, no_save) for variant in variants]
     if out is not None:
         write_whole(Path(out), json_line(found[0] if len(found) == 1 else found) + "\n")

@@ -7,6 +7,7 @@ thresholds at which a draft stops. What is only named (a plug-in, `quantized`) i
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ _GAMMAS = (2, 4, 7)  # of what is only named
 _STOPS = (0.3, 0.5, 0.7, 0.9)
 _POINTS = 6  # (k, γ) that are tried at all
 _STOPPED = 2  # of them that are tried with every threshold
-_SEARCHED = ("early_exit", "layer_skip")
+SEARCHED = ("early_exit", "layer_skip")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Space:
         for spec in specs:
             if spec.name == BASELINE:
                 raise OptionError(f"drafts has {BASELINE}, which everything is compared with anyway; leave it out")
-            kind = drafters.drafter_class(spec.name)
+            kind, _ = resolved(spec.name)
             if spec.given:
                 spec.options(kind.Options)
         return cls(tuple(specs))
@@ -94,7 +95,7 @@ def _of(spec: Spec, points: Sequence[Point]) -> Iterator[str]:
         grid = _LOOK_UPS[spec.name]
         labels = [spelled(spec.name, dict(zip(grid, v, strict=True))) for v in product(*grid.values())]
         yield from sorted(labels, key=lambda label: label.count(":"))  # the defaults first
-    elif spec.name in _SEARCHED:
+    elif spec.name in SEARCHED:
         yield from (point.label() for point in own[:_POINTS])
         # a draft that may stop early may be longer
         yield from (point.longer.label(stop) for point in own[:_STOPPED] for stop in _STOPS)
@@ -112,12 +113,12 @@ def _last_of(spec: Spec) -> str:
     if spec.name != STAGED or len(spec.given) != 1:
         return ""
     last = spec.label.rpartition(ARROW)[2]
-    return last if last in _SEARCHED else ""
+    return last if last in SEARCHED else ""
 
 
 def spelled(name: str, options: dict[str, Any]) -> str:
     """A drafter with the options that are not its defaults."""
-    default = {field.name: field.default for field in fields(drafters.drafter_class(name).Options)}
+    default = {field.name: field.default for field in fields(resolved(name)[0].Options)}
     given = [(option, f"{value}") for option, value in options.items() if value != default[option]]
     return Spec(name, tuple(given)).label
 
@@ -128,9 +129,16 @@ def kind_of(draft: str) -> str:
     return ARROW.join(s.partition(":")[0] for s in spec.label.split(ARROW)) if spec.name == STAGED else spec.name
 
 
+@cache
+def resolved(draft: str) -> tuple[type[Drafter], dict[str, Any]]:
+    """`drafters.resolve`, which reads the metadata of all packages."""
+    return drafters.resolve(draft)
+
+
 def made(draft: str, host: Host) -> Drafter:
     """The drafter, bound. Raises SelfspecError for what this model or machine cannot have."""
-    return drafters.create(draft, host.runtime.config, {}, host)
+    kind, options = resolved(draft)
+    return drafters.create(kind, host.runtime.config, options, host)
 
 
 def shortlist(expected: dict[str, float | None], count: int) -> list[str]:

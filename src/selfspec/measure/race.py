@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from selfspec import drafters
+from selfspec.measure.contenders import made
 from selfspec.measure.ours import BASELINE, DrafterColumn
 from selfspec.measure.pairs import MIN_PAIRS, Ratio, paired_ratio
 from selfspec.measure.report import sum_of
@@ -47,7 +47,7 @@ class CrowdColumn(Column):
     is_ours = True
 
     def __init__(self, engine: Engine, draft: str) -> None:
-        drafters.create(draft, engine.config, {}, engine)
+        made(draft, engine)
         self.name, self._engine, self._draft = draft, engine, draft
 
     def answer(self, ask: Ask, first: Callable[[], None]) -> Answer:  # noqa: ARG002 (there is no one first token)

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.decode import Loop
 from selfspec.errors import OptionError
+from selfspec.measure.contenders import made, resolved
 from selfspec.measure.toy import MarkovCache
 from selfspec.rounds import Stats
 from selfspec.runtime.base import Runtime
@@ -266,12 +266,12 @@ def replayed(
     drafter of its own, as requests of an engine have; what an engine keeps is kept. Raises OptionError for a
     drafter or options that there are not.
     """
-    kind, options = drafters.resolve(draft)
+    resolved(draft)  # raises what is wrong with the name, whatever it would need
     recording = Recording(config, tapes, prices)
     stats, seconds = Stats(), []
     for group in _groups(tapes, texts):
         try:
-            drafter = drafters.create(kind, recording.config, options, recording)
+            drafter = made(draft, recording)
         except OptionError:  # of this model, or it needs more than a recording
             return None
         playing = recording.play(group)

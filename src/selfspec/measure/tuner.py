@@ -109,13 +109,15 @@ class Tuner:
         self.space = Space.of(options.drafts)
         self.engine, self.options, self.units, self._clock = engine, options, units, clock
         self.questions, self.held = workload
+        self.left_out: dict[str, str] = {}
+        if not any(map(self.space.searches, contenders.SEARCHED)):
+            self._possible(self.space.contenders([]))
         self.sampling = Sampling(temperature=options.temperatures[0])
         self._began = clock()
         self._profile = Profile(engine, self.questions, self._profile_options(), units, clock)
         self.listener = Listener(engine, self.questions, options, self.space, units, self.report, clock)
         self.race = Track(engine, self.questions, options, units.setdefault("race", {}), clock)
         self.final = Track(engine, self.held, options, units.setdefault("held out", {}), clock)
-        self.left_out: dict[str, str] = {}
 
     def stages(self) -> Iterator[Stage]:
         """To be run one after the other: each depends on what those before it have found."""
@@ -173,9 +175,12 @@ class Tuner:
     @cached_property
     def contenders(self) -> list[str]:
         """Those that this model and this machine can have."""
-        found = self.space.contenders(self.listener.points)
+        return self._possible(self.space.contenders(self.listener.points))
+
+    def _possible(self, drafts: Sequence[str]) -> list[str]:
+        """Those that can be made here. Raises OptionError where none can."""
         possible, why = [], ""
-        for draft in found:
+        for draft in drafts:
             try:
                 contenders.made(draft, self.engine)
                 possible.append(draft)
