@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from dataclasses import Field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
@@ -171,17 +172,16 @@ class ModelCommand(MadeCommand):
 
 
 class MeasuringCommand(MadeCommand):
-    """A command with the flags of a model, and those of a dataclass that says what is measured."""
+    """A command with the flags of a model, and those of a dataclass that says what is measured, by its name."""
 
-    def measured_by(self) -> type[Workload]:
-        """The dataclass."""
-        raise NotImplementedError
+    measured: ClassVar[str]
 
     def made_flags(self) -> list[Flag]:
         """Model and measuring."""
+        kind = getattr(import_module("selfspec.measure.settings"), self.measured)
         asked = [
             _flag(field, field.metadata["help"], "Measuring", multiple=field.default == ())
-            for field in fields(self.measured_by())
+            for field in fields(kind)
         ]
         return [*model_flags(), *asked]
 
@@ -189,41 +189,25 @@ class MeasuringCommand(MadeCommand):
 class BenchCommand(MeasuringCommand):
     """``selfspec bench``."""
 
-    def measured_by(self) -> type[Workload]:
-        """Its options."""
-        from selfspec.measure.settings import BenchOptions
-
-        return BenchOptions
+    measured = "BenchOptions"
 
 
 class SearchCommand(MeasuringCommand):
     """``selfspec search-plan``."""
 
-    def measured_by(self) -> type[Workload]:
-        """Its options."""
-        from selfspec.measure.settings import SearchOptions
-
-        return SearchOptions
+    measured = "SearchOptions"
 
 
 class ProfileCommand(MeasuringCommand):
     """``selfspec profile``."""
 
-    def measured_by(self) -> type[Workload]:
-        """Its options."""
-        from selfspec.measure.settings import ProfileOptions
-
-        return ProfileOptions
+    measured = "ProfileOptions"
 
 
 class TuneCommand(MeasuringCommand):
     """``selfspec tune``."""
 
-    def measured_by(self) -> type[Workload]:
-        """Its options."""
-        from selfspec.measure.settings import TuneOptions
-
-        return TuneOptions
+    measured = "TuneOptions"
 
 
 def asked_of(kind: type[Wanted], options: Mapping[str, Any]) -> tuple[Wanted, dict[str, Any]]:
