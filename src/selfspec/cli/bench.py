@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from selfspec.cli.bench_page import ceiling_lines, page, worse_lines
-from selfspec.cli.flags import BenchCommand, asked_of
+from selfspec.cli.measuring import BenchCommand, asked_of
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import check_target, emit_json, examples, json_line, note, progress, write_whole
 

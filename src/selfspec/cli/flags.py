@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import Field, fields
 from functools import cached_property
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from selfspec.drafters.base import Drafter, DraftOptions
-    from selfspec.measure.settings import Workload
 
-Wanted = TypeVar("Wanted", bound="Workload")
 Command = TypeVar("Command", bound="Callable[..., Any]")
 _KINDS: dict[str, type] = {"int": int, "float": float}
 _PYTHON = {"True": "true", "False": "false", "None": "null"}  # as JSON spells them
@@ -171,52 +168,6 @@ class ModelCommand(MadeCommand):
         return [*model_flags(), *_request_flags(), who, tuned, *others, *_refused_flags()]
 
 
-class MeasuringCommand(MadeCommand):
-    """A command with the flags of a model, and those of a dataclass that says what is measured, by its name."""
-
-    measured: ClassVar[str]
-
-    def made_flags(self) -> list[Flag]:
-        """Model and measuring."""
-        kind = getattr(import_module("selfspec.measure.settings"), self.measured)
-        asked = [
-            _flag(field, field.metadata["help"], "Measuring", multiple=field.default == ())
-            for field in fields(kind)
-        ]
-        return [*model_flags(), *asked]
-
-
-class BenchCommand(MeasuringCommand):
-    """``selfspec bench``."""
-
-    measured = "BenchOptions"
-
-
-class SearchCommand(MeasuringCommand):
-    """``selfspec search-plan``."""
-
-    measured = "SearchOptions"
-
-
-class ProfileCommand(MeasuringCommand):
-    """``selfspec profile``."""
-
-    measured = "ProfileOptions"
-
-
-class TuneCommand(MeasuringCommand):
-    """``selfspec tune``."""
-
-    measured = "TuneOptions"
-
-
-def asked_of(kind: type[Wanted], options: Mapping[str, Any]) -> tuple[Wanted, dict[str, Any]]:
-    """The options that a dataclass has, as one, and the flags that it does not have."""
-    names = {field.name for field in fields(kind)}
-    asked = {name: value for name, value in options.items() if name in names and value is not None}
-    return kind(**asked), {name: value for name, value in options.items() if name not in names}
-
-
 def model_flags() -> list[Flag]:
     """Which model, and where it runs."""
     from selfspec.model.embedded import EMBEDDED, PACKAGED
@@ -259,7 +210,7 @@ def _request_flags() -> list[Flag]:
     return [
         Flag("--tools", metavar="FILE", type=_tools, section="Text", help=tools),
         Flag("--chat-template", metavar="NAME", type=_template, section="Text", help=template),
-        *(_flag(by_name[name], text, "Text", multiple=name == "stop") for name, text in _REQUEST_HELP.items()),
+        *(made_flag(by_name[name], text, "Text", multiple=name == "stop") for name, text in _REQUEST_HELP.items()),
         *(_repeated(name, *declared) for name, declared in _REPEATED.items()),
         Flag(
             "--prediction",
@@ -298,7 +249,7 @@ def draft_flags(default: str) -> list[Flag]:
     for name, drafter in _installed():
         for field in described(drafter.Options):
             section = "Drafting" if field.name in common else f"Drafting with {name}"
-            made = _flag(field, field.metadata["help"], section, multiple=field.default == ())
+            made = made_flag(field, field.metadata["help"], section, multiple=field.default == ())
             flags.setdefault(field.name, made)
     return list(flags.values())
 
@@ -333,7 +284,7 @@ def _default(value: object) -> str:
     return "" if value in (None, (), "") else f"  [default: {value}]"
 
 
-def _flag(field: Field[Any], text: str, section: str, multiple: bool = False) -> Flag:
+def made_flag(field: Field[Any], text: str, section: str, multiple: bool = False) -> Flag:
     """A flag whose value is None unless the user gave it, so that the dataclass keeps its own default."""
     name = flag_name(field.name)
     if _kind(field) != "bool":
