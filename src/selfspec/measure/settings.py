@@ -146,6 +146,7 @@ class SearchOptions(Workload):
 class TuneOptions(Workload):
     """The flags of ``selfspec tune`` that say what is searched, and what counts."""
 
+    temperature: str = option("0", "Temperature of the answers; 0 is greedy.")
     aim: str = option(
         "speed",
         "What counts: speed (one text), latency@N (N texts at once), or memory (the fewest bytes that keep half of "

@@ -109,7 +109,7 @@ class Tuner:
         self.space = Space.of(options.drafts)
         self.engine, self.options, self.units, self._clock = engine, options, units, clock
         self.questions, self.held = workload
-        self.left_out: dict[str, str] = {}
+        self._left_out: dict[str, str] = {}
         if not any(map(self.space.searches, contenders.SEARCHED)):
             self._possible(self.space.contenders([]))
         self.sampling = Sampling(temperature=options.temperatures[0])
@@ -136,7 +136,7 @@ class Tuner:
             if section.missing:
                 yield Stage(name, max(ends - self._clock(), 0.0), section.run)
             if section.missing and work:
-                self.left_out[name] = f"{section.num_done} of {len(section.work)} within the budget"
+                self._left_out[name] = f"{section.num_done} of {len(section.work)} within the budget"
         ends = self._ends("race")
         yield Stage("race", max(ends - self._clock(), 0.0), partial(heats, self.race, self.finalists, ends))
         ends = self._ends("held out")
@@ -145,6 +145,11 @@ class Tuner:
         yield Stage(
             "held out", max(ends - self._clock(), 0.0), partial(self.final.run, "final", columns, ends, MIN_PAIRS)
         )
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """By stage or draft, what the budget or this model did not allow."""
+        return self._profile.left_out | self._left_out
 
     def report(self) -> ProfileReport:
         """The profile."""
@@ -185,7 +190,7 @@ class Tuner:
                 contenders.made(draft, self.engine)
                 possible.append(draft)
             except SelfspecError as error:
-                self.left_out[draft] = why = str(error)
+                self._left_out[draft] = why = str(error)
         if not possible:
             raise OptionError(f"drafts is {self.options.drafts!r}, none of which can draft here: {why}")
         return possible
