@@ -13,14 +13,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
 import selfspec
-from selfspec.documents import replace_file
+from selfspec.documents import json_line, replace_file
 from selfspec.errors import SelfspecError
 from selfspec.machine import machine
 from selfspec.measure.contenders import made, spelled
@@ -156,7 +155,7 @@ def main():
     print(f"choice ÷ best {ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] in {ratio.pairs} pairs: {verdict}")
     print(f"time {found['share']:.3f} of the grid's: {'met' if found['share'] < SHARE else 'missed'}")
     if asked.out:
-        replace_file(asked.out, json.dumps(found, allow_nan=False) + "\n")
+        replace_file(asked.out, json_line(found) + "\n")
 
 
 if __name__ == "__main__":

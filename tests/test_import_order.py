@@ -15,12 +15,12 @@ ROOT = Path(selfspec.__file__).parent
 
 # From the bottom up; a module may import its own layer (same prefix) and those before it.
 LAYERS = [
-    ["_version", "errors", "settings", "plans", "types", "rounds", "control", "modes"],
+    ["_version", "errors", "documents", "journal", "settings", "plans", "types", "rounds", "control", "modes"],
     ["model"],
     ["traffic"],
     ["_native"],
     ["runtime.base", "runtime.products", "runtime"],
-    ["machine", "documents"],
+    ["machine"],
     ["processors"],
     ["sampling", "verify"],
     ["context", "joining", "watch"],
@@ -33,6 +33,7 @@ LAYERS = [
     ["measure"],
     ["server"],
     ["export"],
+    ["train"],
     ["cli", "__main__"],
 ]
 TORCH = ("runtime.torch", "runtime.products")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec import drafters
 from selfspec._version import __version__
-from selfspec.documents import replace_file
+from selfspec.documents import json_line, replace_file
 from selfspec.errors import OptionError, SelfspecError
 from selfspec.machine import machine
 from selfspec.model.cache import cache_folder
@@ -104,7 +104,7 @@ def save(document: Mapping[str, Any], path: Path) -> None:
     """Write a document of `selfspec tune` whole or not at all. Raises OptionError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps(document, allow_nan=False) + "\n")
+        replace_file(path, json_line(document) + "\n")
     except OSError as error:
         raise OptionError(f"{str(path)!r} cannot be written: {error.strerror}") from error
 

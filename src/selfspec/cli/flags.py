@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import Field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
@@ -18,8 +18,12 @@ from selfspec.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from selfspec.drafters.base import Drafter, DraftOptions
+    from _typeshed import DataclassInstance
 
+    from selfspec.drafters.base import Drafter, DraftOptions
+    from selfspec.measure.settings import Workload
+
+Wanted = TypeVar("Wanted", bound="DataclassInstance")
 Command = TypeVar("Command", bound="Callable[..., Any]")
 _KINDS: dict[str, type] = {"int": int, "float": float}
 _PYTHON = {"True": "true", "False": "false", "None": "null"}  # as JSON spells them
@@ -159,13 +163,54 @@ class ModelCommand(MadeCommand):
         from selfspec.engine import DEFAULT_DRAFT
 
         who, *others = draft_flags(DEFAULT_DRAFT)
-        tuned = Flag(
-            "--tuned/--no-tuned",
-            default=None,
-            section="Drafting",
-            help="Draft as `selfspec tune` found here for this model, where no draft is named.  [default: on]",
-        )
+        text = "Draft as `selfspec tune` found here for this model, where no draft is named.  [default: on]"
+        tuned = Flag("--tuned/--no-tuned", default=None, section="Drafting", help=text)
         return [*model_flags(), *_request_flags(), who, tuned, *others, *_refused_flags()]
+
+
+class MeasuringCommand(MadeCommand):
+    """A command with the flags of a model, and those of a dataclass that says what is measured."""
+
+    section: ClassVar[str] = "Measuring"
+
+    def measured_by(self) -> type[DataclassInstance]:
+        """The dataclass."""
+        raise NotImplementedError
+
+    def made_flags(self) -> list[Flag]:
+        """Those of the model, and the others under their heading."""
+        asked = [
+            _flag(field, field.metadata["help"], self.section, multiple=field.default == ())
+            for field in fields(self.measured_by())
+        ]
+        return [*model_flags(), *asked]
+
+
+class BenchCommand(MeasuringCommand):
+    """``selfspec bench``."""
+
+    def measured_by(self) -> type[Workload]:
+        """Its options."""
+        from selfspec.measure.settings import BenchOptions
+
+        return BenchOptions
+
+
+class ProfileCommand(MeasuringCommand):
+    """``selfspec profile``."""
+
+    def measured_by(self) -> type[Workload]:
+        """Its options."""
+        from selfspec.measure.settings import ProfileOptions
+
+        return ProfileOptions
+
+
+def asked_of(kind: type[Wanted], options: Mapping[str, Any]) -> tuple[Wanted, dict[str, Any]]:
+    """The options that a dataclass has, as one, and the flags that it does not have."""
+    names = {field.name for field in fields(kind)}
+    asked = {name: value for name, value in options.items() if name in names and value is not None}
+    return kind(**asked), {name: value for name, value in options.items() if name not in names}
 
 
 def model_flags() -> list[Flag]:
@@ -210,7 +255,7 @@ def _request_flags() -> list[Flag]:
     return [
         Flag("--tools", metavar="FILE", type=_tools, section="Text", help=tools),
         Flag("--chat-template", metavar="NAME", type=_template, section="Text", help=template),
-        *(made_flag(by_name[name], text, "Text", multiple=name == "stop") for name, text in _REQUEST_HELP.items()),
+        *(_flag(by_name[name], text, "Text", multiple=name == "stop") for name, text in _REQUEST_HELP.items()),
         *(_repeated(name, *declared) for name, declared in _REPEATED.items()),
         Flag(
             "--prediction",
@@ -249,7 +294,7 @@ def draft_flags(default: str) -> list[Flag]:
     for name, drafter in _installed():
         for field in described(drafter.Options):
             section = "Drafting" if field.name in common else f"Drafting with {name}"
-            made = made_flag(field, field.metadata["help"], section, multiple=field.default == ())
+            made = _flag(field, field.metadata["help"], section, multiple=field.default == ())
             flags.setdefault(field.name, made)
     return list(flags.values())
 
@@ -284,7 +329,7 @@ def _default(value: object) -> str:
     return "" if value in (None, (), "") else f"  [default: {value}]"
 
 
-def made_flag(field: Field[Any], text: str, section: str, multiple: bool = False) -> Flag:
+def _flag(field: Field[Any], text: str, section: str, multiple: bool = False) -> Flag:
     """A flag whose value is None unless the user gave it, so that the dataclass keeps its own default."""
     name = flag_name(field.name)
     if _kind(field) != "bool":

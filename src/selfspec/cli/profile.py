@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from selfspec.cli.measuring import ProfileCommand, asked_of
+from selfspec.cli.flags import ProfileCommand, asked_of
 from selfspec.cli.notebook import Notebook
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import check_target, emit_json, examples, note, progress

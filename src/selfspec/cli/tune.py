@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from selfspec.cli.measuring import TuneCommand, asked_of
+from selfspec.cli.flags import MeasuringCommand, asked_of
 from selfspec.cli.notebook import Notebook
 from selfspec.cli.opening import open_engine
-from selfspec.cli.output import check_target, emit_json, examples, json_line, note, progress, write_whole
+from selfspec.cli.output import check_target, emit_json, examples, note, progress
 from selfspec.cli.tune_page import page
+from selfspec.documents import json_line, write_whole
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -36,7 +37,14 @@ _EXAMPLES = examples(
 )
 
 
-@click.command("tune", cls=TuneCommand, epilog=_EXAMPLES)
+class _Command(MeasuringCommand):
+    def measured_by(self) -> type[TuneOptions]:
+        from selfspec.measure.settings import TuneOptions
+
+        return TuneOptions
+
+
+@click.command("tune", cls=_Command, epilog=_EXAMPLES)
 @click.option("--for", "aim", metavar="AIM", help="speed (the default), latency@N for N texts at once, or memory.")
 @click.option(
     "--also-bits",
