@@ -64,7 +64,7 @@ def _contenders(document: Mapping[str, Any]) -> str:
     ]
     more = len(document["contenders"]) - len(rows)
     title = "contenders; S expected from the replay of recorded answers, measured on the prompts to tune on"
-    end = f"\nand {more} more, which the replay left behind" if more > 0 else ""
+    end = f"\nand {more} more" if more > 0 else ""
     return f"{title}\n{table([('draft', 'expected', 'measured', 'memory', 'stage'), *rows])}{end}"
 
 
