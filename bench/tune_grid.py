@@ -115,7 +115,7 @@ def main():
     engine = selfspec.load(asked.model, tuned=False, **placed)
     options = TuneOptions(
         data=asked.data,
-        limit=1 if asked.quick else asked.limit,
+        limit=asked.limit or (1 if asked.quick else None),
         budget=asked.budget,
         max_new_tokens=16 if asked.quick else asked.max_new_tokens,
     )

@@ -140,7 +140,7 @@ class Tuner:
         ends = self._ends("race")
         yield Stage("race", max(ends - self._clock(), 0.0), partial(heats, self.race, self.finalists, ends))
         ends = self._ends("held out")
-        # a draft that has lost the race is not the one to report
+        # the default drafter is what a user has now
         columns = list(dict.fromkeys([self.winner, DEFAULT_DRAFT]))
         yield Stage(
             "held out", max(ends - self._clock(), 0.0), partial(self.final.run, "final", columns, ends, MIN_PAIRS)
