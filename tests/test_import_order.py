@@ -31,6 +31,7 @@ LAYERS = [
     ["engine", "stream", "batch", "flight", "generation"],
     ["loading"],
     ["measure"],
+    ["reporting"],
     ["server"],
     ["export"],
     ["train"],
