@@ -209,6 +209,30 @@ class ProfileCommand(MeasuringCommand):
         return ProfileOptions
 
 
+class EagleCommand(MeasuringCommand):
+    """``selfspec train eagle``."""
+
+    section = "Training"
+
+    def measured_by(self) -> type[EagleOptions]:
+        """Its options."""
+        from selfspec.train.options import EagleOptions
+
+        return EagleOptions
+
+
+class ExitHeadCommand(MeasuringCommand):
+    """``selfspec train exit-head``."""
+
+    section = "Training"
+
+    def measured_by(self) -> type[ExitHeadOptions]:
+        """Its options."""
+        from selfspec.train.options import ExitHeadOptions
+
+        return ExitHeadOptions
+
+
 def asked_of(kind: type[Wanted], options: Mapping[str, Any]) -> tuple[Wanted, dict[str, Any]]:
     """The options that a dataclass has, as one, and the flags that it does not have."""
     names = {field.name for field in fields(kind)}

@@ -17,7 +17,7 @@ from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.cores import available_processors
 from selfspec.runtime.cpu_model import active_bytes, built, packed, precision_of, require_supported
 from selfspec.runtime.packing import BITS, Packed, native
-from selfspec.runtime.parts import head_of, parts_of
+from selfspec.runtime.parts import head_of, part_of, parts_of
 from selfspec.runtime.rings import Rings, split
 from selfspec.types import MOST_ROWS
 
@@ -181,6 +181,12 @@ class CpuRuntime(Runtime):
     def expert_reads(self) -> int:
         """Experts whose weights all passes so far have read: in each pass and layer every distinct one once."""
         return int(self._model.expert_reads)
+
+    def weight(self, role: str, layer: int | None = None) -> Floats | None:
+        """What the packed numbers stand for; see `Runtime.weight`."""
+        part = part_of(self.config, role, layer)
+        found = None if part is None else self._weights[part.key]
+        return found.unpack() if isinstance(found, Packed) else found
 
     def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Floats:
         """Hidden states [R, d] that enter layer 0."""

@@ -19,6 +19,7 @@ from selfspec.errors import CorruptModelError, OptionError, UnsupportedModelErro
 from selfspec.model.config import DTYPE_BYTES
 from selfspec.model.families import config_from_hf, family_of, weight_shapes, weights_by_role, with_layout_of
 from selfspec.runtime.base import Cache, Runtime
+from selfspec.runtime.parts import part_of
 from selfspec.runtime.products import linear
 from selfspec.runtime.rings import split
 from selfspec.runtime.rotary import inverse_frequencies
@@ -31,6 +32,7 @@ from selfspec.types import MOST_ROWS, Array, LayerPlan, Rows, SubLayer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from selfspec.model.config import ModelConfig, Rope
@@ -148,6 +150,14 @@ class TorchRuntime(Runtime):
         if reason := next(filter(None, lacking), ""):
             return f"{self.config.family} has {reason}: name whole sub-layers"
         return ""
+
+    def weight(self, role: str, layer: int | None = None) -> NDArray[np.float32] | None:
+        """See `Runtime.weight`."""
+        part = part_of(self.config, role, layer)
+        if part is None:
+            return None
+        whole = self.weights[part.name].detach().float().cpu().numpy()
+        return np.ascontiguousarray(part.cut(whole, len(whole)))
 
     def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:
         """Hidden states [R, d] that enter layer 0."""

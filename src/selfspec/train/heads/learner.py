@@ -1,0 +1,61 @@
+"""Losses of one or several heads on a pack."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import nn
+
+from selfspec.train.heads.losses import cross_entropy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from selfspec.train.heads.modules import Eagle, ExitHead
+    from selfspec.train.heads.packs import Pack
+
+
+class Losses(NamedTuple):
+    """``total`` is what is learned from; ``steps`` and ``kl`` the mean cross entropy and KL divergence of each step.
+
+    The last two are by head, steps behind each other, and have no gradient.
+    """
+
+    total: Tensor
+    steps: list[list[float]]
+    kl: list[list[float]]
+
+
+class Learner(nn.Module):
+    """Heads that learn together, each for itself; ``steps`` of the training-time test weigh 1, decay, decay ** 2, ...
+
+    The sum of a step's rows is divided by the rows of the first step, so that a row weighs the same everywhere.
+    """
+
+    def __init__(self, heads: Mapping[str, ExitHead | Eagle], head: Tensor, steps: int, decay: float) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict(dict(heads))
+        self._head, self._steps, self._decay = head, steps, decay
+
+    def forward(self, pack: Pack) -> Losses:
+        """The losses of a pack; the means of steps that no text is long enough for are 0."""
+        assert pack.expected is not None
+        assert pack.entropy is not None
+        total, means, divergences = torch.zeros((), device=self._head.device, dtype=self._head.dtype), [], []
+        places = [pack.predicted(step) for step in range(self._steps)]
+        for module in self.heads.values():
+            states = module(pack.of(module.facts.taps), self._steps)
+            with torch.autocast(self._head.device.type, enabled=False):
+                sums = [
+                    cross_entropy(found, self._head, pack.expected[place]).sum()
+                    for found, place in zip(states, places, strict=True)
+                ]
+            total = total + sum(self._decay**step * part for step, part in enumerate(sums)) / len(places[0])
+            rows = [max(1, len(place)) for place in places]
+            means.append([float(part) / count for part, count in zip(sums, rows, strict=True)])
+            floors = [float(pack.entropy[place].sum()) / count for place, count in zip(places, rows, strict=True)]
+            divergences.append([mean - floor for mean, floor in zip(means[-1], floors, strict=True)])
+        return Losses(total, means, divergences)
