@@ -15,7 +15,7 @@ ROOT = Path(selfspec.__file__).parent
 
 # From the bottom up; a module may import its own layer (same prefix) and those before it.
 LAYERS = [
-    ["_version", "errors", "settings", "plans", "types", "rounds", "control", "modes"],
+    ["_version", "errors", "documents", "journal", "settings", "plans", "types", "rounds", "control", "modes"],
     ["model"],
     ["traffic"],
     ["_native"],
@@ -31,9 +31,10 @@ LAYERS = [
     ["measure"],
     ["server"],
     ["export"],
+    ["train"],
     ["cli", "__main__"],
 ]
-TORCH = ("runtime.torch", "runtime.products")
+TORCH = ("runtime.torch", "runtime.products", "train.heads")
 RIVALS = {"measure.hf"}  # other programs that run in this process, imported when they are asked for
 ENTRANCE = {""}  # the package itself re-exports lazily
 
