@@ -21,8 +21,8 @@ _EXAMPLES = examples(
 def command(out: str, as_json: bool, **options: Any) -> None:
     """Train an EAGLE-3 head: one layer that reads three of the model's states and its own last output.
 
-    It learns the model's distributions along texts that the model wrote (`selfspec train data`), with as many steps of
-    its own outputs as a draft has. The model stays as it is. Stop it as you like: the same command goes on.
+    It learns the model's distributions along texts that the model wrote (`selfspec train data`), with as many steps
+    of its own outputs as a draft has. The model stays as it is. Stop it as you like: the same command goes on.
     """
     from selfspec.cli.training import run
     from selfspec.train.options import EagleOptions

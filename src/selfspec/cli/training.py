@@ -129,8 +129,8 @@ class _Lines:
         divergences = [" ".join(f"{value:.3f}" for value in head) for head in event.facts["kl"]]
         return (
             f"{event.share:.1%} · epoch {event.progress.epoch + 1} · step {event.progress.step} · "
-            f"{event.facts['tokens_per_second']:,.0f} tokens/s · loss {' | '.join(losses)} · KL {' | '.join(divergences)} "
-            f"· ETA {left / 60:.0f} min"
+            f"{event.facts['tokens_per_second']:,.0f} tokens/s · loss {' | '.join(losses)} "
+            f"· KL {' | '.join(divergences)} · ETA {left / 60:.0f} min"
         )
 
 

@@ -72,7 +72,9 @@ class HeadOptions:
 class EagleOptions(HeadOptions):
     """The flags of ``selfspec train eagle``."""
 
-    steps: int = option(3, "Steps of the training-time test: how many of its own outputs a draft builds on, plus 1.")
+    steps: int = option(
+        3, "Steps of the training-time test: how many of its own outputs a draft builds on, plus 1."
+    )
     decay: float = option(0.8, "Weight of a step ÷ that of the one before.")
     taps: str = option("", "The three layers after which states are read, with commas.  [default: 2, L/2, L-3]")
     intermediate: int | None = option(None, "Channels of its MLP.  [default: those of the model]")

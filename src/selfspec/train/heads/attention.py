@@ -1,9 +1,9 @@
 """Attention of rows that roll out: true keys up to where a roll-out began, then those of its own steps.
 
-In step s of EAGLE's training-time test (arXiv 2503.01840) row j began its roll-out at row j - s. It sees the keys of
-the target's features in the cells up to j - s, and those that steps 1 to s made in the cells j - s + 1 to j: of step i
-just one, in cell j - s + i. So its scores are those of a causal mask, and s more columns: nowhere are there S x T
-columns.
+In step s of EAGLE's training-time test (arXiv 2503.01840) row j began its roll-out at row j - s. It sees the keys
+of the target's features in the cells up to j - s, and those that steps 1 to s made in the cells j - s + 1 to j: of
+step i just one, in cell j - s + i. So its scores are those of a causal mask, and s more columns: nowhere are there
+S x T columns.
 """
 
 from __future__ import annotations

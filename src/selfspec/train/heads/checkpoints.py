@@ -33,8 +33,8 @@ def save(accelerator: Accelerator, folder: Path, step: int) -> Path:
     except (OSError, RuntimeError) as error:  # torch writes a full disk as the latter
         shutil.rmtree(aside, ignore_errors=True)
         raise OptionError(
-            f"no checkpoint can be written to {str(folder)!r}: {' '.join(str(error).split())}; make room, and run the "
-            "same command again"
+            f"no checkpoint can be written to {str(folder)!r}: {' '.join(str(error).split())}; make room, and run "
+            "the same command again"
         ) from error
     for old in sorted(folder.glob("step-[0-9]*"), key=lambda p: int(p.name.partition("-")[2]))[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
@@ -47,6 +47,6 @@ def restore(accelerator: Accelerator, path: Path) -> None:
         accelerator.load_state(str(path))
     except Exception as error:  # whatever a damaged file makes torch raise
         raise OptionError(
-            f"the checkpoint {str(path)!r} cannot be read ({' '.join(str(error).split())[:200]}); remove it, and run "
-            "the same command again to go on from the one before"
+            f"the checkpoint {str(path)!r} cannot be read ({' '.join(str(error).split())[:200]}); remove it, and "
+            "run the same command again to go on from the one before"
         ) from error

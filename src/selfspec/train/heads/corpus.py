@@ -56,7 +56,7 @@ class Corpus:
         """SHA-256 of the training texts."""
         found = hashlib.sha256()
         for sample in self.training:
-            found.update(np.int64([len(sample.tokens), sample.prompt_length]).tobytes())
+            found.update(np.array([len(sample.tokens), sample.prompt_length], np.int64).tobytes())
             found.update(np.ascontiguousarray(sample.tokens, np.int32).tobytes())
         return found.hexdigest()
 

@@ -34,9 +34,11 @@ class States(Protocol):
     """Gives the states of a text: [T, K + 1, d] in float32, those after ``taps`` and after the last layer."""
 
     @property
-    def taps(self) -> tuple[int, ...]: ...
+    def taps(self) -> tuple[int, ...]:
+        """The layers, in order."""
 
-    def __call__(self, text: int) -> Tensor: ...
+    def __call__(self, text: int) -> Tensor:
+        """The states of text number ``text``."""
 
 
 class Reader:
@@ -97,7 +99,7 @@ class _Shard(NamedTuple):
 
 
 class Shards:
-    """States in bfloat16 on disk, in files of whole texts. A file that is there is kept, if it is of the same tokens.
+    """States in bfloat16 on disk, in files of whole texts. A file that is there is kept if its tokens are the same.
 
     ``identity`` says what made them: states of another model or other layers are refused.
     """
@@ -139,7 +141,7 @@ class Shards:
         index = int(self._of[text])
         shard = self._shards[index]
         if index not in self._open:
-            self._open[index] = safe_open(shard.path, framework="pt").__enter__()
+            self._open[index] = safe_open(shard.path, framework="pt")
         first = int(self._ends[shard.texts.start - 1]) if shard.texts.start else 0
         stop = int(self._ends[text]) - first
         found: Tensor = self._open[index].get_slice("states")[stop - len(self._texts[text]) : stop]
@@ -155,7 +157,8 @@ class Shards:
 
 def _planned(folder: Path, lengths: Sequence[int], texts: Sequence[NDArray[np.int32]]) -> list[_Shard]:
     """Files of whole texts in order; more data make more files, and leave all but the last as they are."""
-    found, start, rows = [], 0, 0
+    found: list[_Shard] = []
+    start = rows = 0
     for stop, length in enumerate(lengths, 1):
         rows += length
         if rows >= SHARD_ROWS or stop == len(lengths):
@@ -176,8 +179,8 @@ def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
         if path.exists():
             if other := other_fields(json.loads(path.read_text(encoding="utf-8")), identity):
                 raise OptionError(
-                    f"--features {str(folder)!r} holds states of another {' and '.join(other)}; give another folder, "
-                    "or remove it"
+                    f"--features {str(folder)!r} holds states of another {' and '.join(other)}; give another "
+                    "folder, or remove it"
                 )
             return
     except OSError as error:

@@ -1,10 +1,11 @@
 """Acceptance by draft position on texts that were not trained on, as decoding would see it.
 
 Every place of an answer begins a draft. At position s of it the head has read what it would have read in decoding:
-the target's states up to where the draft began, then its own. A position counts as often as decoding comes to it: for
-greedy texts if all positions before it agreed with the target's arg-max, for sampled ones with the chance
+the target's states up to where the draft began, then its own. A position counts as often as decoding comes to it:
+for greedy texts if all positions before it agreed with the target's arg-max, for sampled ones with the chance
 Π min(1, q(x) / p(x)) that the tokens x before it were accepted. There α is the share of arg-maxes that agree, or
-Σ min(p, q): p is the target's law over all tokens, q the head's over the draft vocabulary, at the text's temperature.
+Σ min(p, q): p is the target's law over all tokens, q the head's over the draft vocabulary, both at the text's
+temperature.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from selfspec.types import Integers
 
 
-
 class Acceptance(NamedTuple):
     """``alphas`` by draft position, of greedy or of sampled texts; ``tokens`` of answers that were asked for."""
 
@@ -56,7 +56,7 @@ class _Sums:
     @classmethod
     def of(cls, steps: int) -> _Sums:
         """Nothing yet."""
-        return cls(*(torch.zeros(steps, dtype=torch.float64) for _ in range(2)))
+        return cls(torch.zeros(steps, dtype=torch.float64), torch.zeros(steps, dtype=torch.float64))
 
 
 class HeldOut:
@@ -114,7 +114,7 @@ class _Laws:
             self._best = target.argmax(dim=-1)
 
     def __call__(self, logits: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Of the tokens from ``first`` on: α [m], and the chance that the text's own token was drafted and accepted."""
+        """Of the tokens from ``first`` on: α [m], and the chance that the text's own token is accepted."""
         if self._temperature <= 0.0:
             agrees = (self._vocabulary[logits.argmax(dim=-1)] == self._best[first:]).double()
             return agrees, agrees

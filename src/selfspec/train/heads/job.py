@@ -101,7 +101,7 @@ class Setup:
             raise OptionError(f"{str(path)!r} cannot be read ({error}); give another --out") from error
 
     def _claim(self, begun: dict[str, Any] | None) -> None:
-        """Write train.json, or see that it is of the same run; fields that it does not have are new, and no matter."""
+        """Write train.json, or see that it is of the same run; fields that it does not have are newer than it."""
         asked = {name: value for name, value in asdict(self.options).items() if name not in _FREE}
         identity = json.loads(json_line({
             "texts": len(self.data), "training": self.corpus.digest, "model": self.engine.fingerprint,
@@ -111,8 +111,8 @@ class Setup:
         if begun is not None:
             if other := [name for name in identity if name in begun and begun[name] != identity[name]]:
                 raise OptionError(
-                    f"--out {str(self.out)!r} holds a run with another {' and '.join(other)}; give the same again to "
-                    "go on with it, or another --out"
+                    f"--out {str(self.out)!r} holds a run with another {' and '.join(other)}; give the same again "
+                    "to go on with it, or another --out"
                 )
             return
         try:
@@ -196,8 +196,8 @@ class Setup:
             theirs = {name: weight.shape for name, weight in found.weights.items()}
             if found.facts.taps != facts.taps or ours != theirs:
                 raise OptionError(
-                    f"--init {self.options.init!r} is a head of another form, size or layer than asked for; it reads "
-                    f"after {found.facts.taps}"
+                    f"--init {self.options.init!r} is a head of another form, size or layer than asked for; it "
+                    f"reads after {found.facts.taps}"
                 )
             module.load_state_dict({name: torch.from_numpy(weight) for name, weight in found.weights.items()})
         return module

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Losses(NamedTuple):
-    """``total`` is what is learned from; ``steps`` and ``kl`` the mean cross entropy and KL divergence of each step.
+    """``total`` is learned from; ``steps`` and ``kl`` are the mean cross entropy and KL divergence of each step.
 
     The last two are by head, steps behind each other, and have no gradient.
     """
@@ -30,7 +30,7 @@ class Losses(NamedTuple):
 
 
 class Learner(nn.Module):
-    """Heads that learn together, each for itself; ``steps`` of the training-time test weigh 1, decay, decay ** 2, ...
+    """Heads that learn together, each for itself; steps of the training-time test weigh 1, decay, decay ** 2, ...
 
     The sum of a step's rows is divided by the rows of the first step, so that a row weighs the same everywhere.
     """
@@ -40,13 +40,18 @@ class Learner(nn.Module):
         self.heads = nn.ModuleDict(dict(heads))
         self._head, self._steps, self._decay = head, steps, decay
 
+    @property
+    def by_name(self) -> dict[str, ExitHead | Eagle]:
+        """The heads."""
+        return cast("dict[str, ExitHead | Eagle]", dict(self.heads.items()))
+
     def forward(self, pack: Pack) -> Losses:
         """The losses of a pack; the means of steps that no text is long enough for are 0."""
         assert pack.expected is not None
         assert pack.entropy is not None
         total, means, divergences = torch.zeros((), device=self._head.device, dtype=self._head.dtype), [], []
         places = [pack.predicted(step) for step in range(self._steps)]
-        for module in self.heads.values():
+        for module in self.by_name.values():
             states = module(pack.of(module.facts.taps), self._steps)
             with torch.autocast(self._head.device.type, enabled=False):
                 sums = [
@@ -55,7 +60,7 @@ class Learner(nn.Module):
                 ]
             total = total + sum(self._decay**step * part for step, part in enumerate(sums)) / len(places[0])
             rows = [max(1, len(place)) for place in places]
-            means.append([float(part) / count for part, count in zip(sums, rows, strict=True)])
+            means.append([float(part.detach()) / count for part, count in zip(sums, rows, strict=True)])
             floors = [float(pack.entropy[place].sum()) / count for place, count in zip(places, rows, strict=True)]
             divergences.append([mean - floor for mean, floor in zip(means[-1], floors, strict=True)])
         return Losses(total, means, divergences)

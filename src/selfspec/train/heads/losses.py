@@ -2,8 +2,8 @@
 
 With W the rows of the LM head and p the target's law, the cross entropy of a normed state h is
 logsumexp(W h) - h · (W' p), and its gradient W' softmax(W h) - W' p. So a row of the target is worth one vector
-e = W' p (`Teacher`), made once and shared by all steps and epochs; the logits of a chunk of rows live in two buffers
-that are used again.
+e = W' p (`Teacher`), made once and shared by all steps and epochs; the logits of a chunk of rows live in two
+buffers that are used again.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Teacher:
 
 
 def cross_entropy(states: Tensor, head: Tensor, expected: Tensor) -> Tensor:
-    """Cross entropy [R] of normed ``states`` [R, d] to the laws whose means of the ``head`` are ``expected`` [R, d].
+    """Cross entropy [R] of normed ``states`` [R, d] to laws under which the ``head`` has the means ``expected``.
 
     ``head`` [D, d] is frozen: only the states have a gradient.
     """
-    found: Tensor = _CrossEntropy.apply(states, head, expected)
+    found: Tensor = _CrossEntropy.apply(states, head, expected)  # type: ignore[no-untyped-call]
     return found
 
 

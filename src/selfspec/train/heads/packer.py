@@ -45,7 +45,9 @@ class Packer:
                 following.append(embedded(self._runtime, sample.tokens[1:-1]).to(device))
             expected.append(self._expected(text, found[sample.prompt_length : -1, -1]))
         rows, entropy = (torch.cat(part) for part in zip(*expected, strict=True))
-        return Pack(spans, self._states.taps, torch.cat(states), torch.cat(following) if is_eagle else None, rows, entropy)
+        return Pack(
+            spans, self._states.taps, torch.cat(states), torch.cat(following) if is_eagle else None, rows, entropy
+        )
 
     def _expected(self, text: int, last: Tensor) -> Expected:
         if (found := self._kept.get(text)) is None:

@@ -2,9 +2,9 @@
 
 A text of T tokens with a prompt of P has n = T - P - 1 tokens that a head may draft: those with the indices
 [P + 1, T). (Token P comes from the prefill.) A head has a row for each, and before them rows that are only attended
-to: an exit head's row i reads the states at position i and predicts token i + 1, EAGLE's row j reads the features of
-position j and the token j + 1 and predicts token j + 2. So the rows of an exit head are [0, T - 1), the first asked P; those of
-EAGLE [0, T - 2), the first asked P - 1.
+to: an exit head's row i reads the states at position i and predicts token i + 1, EAGLE's row j reads the features
+of position j and the token j + 1 and predicts token j + 2. So the rows of an exit head are [0, T - 1), the first
+asked P; those of EAGLE [0, T - 2), the first asked P - 1.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ class Span(NamedTuple):
 class Pack:
     """N rows of texts behind each other, M of them asked; K taps, d hidden width.
 
-    ``states`` [N, K, d] are the target's after the layers ``taps``; ``following`` [N, d] the embeddings of the token
-    after each row (EAGLE).
-    ``expected`` [M, d] is what the target expects of the head's rows (`losses.Teacher`), ``entropy`` [M] the entropy
-    of its law.
+    ``states`` [N, K, d] are the target's after the layers ``taps``; ``following`` [N, d] the embeddings of the
+    token after each row (EAGLE). ``expected`` [M, d] is what the target expects of the head's rows
+    (`losses.Teacher`), ``entropy`` [M] the entropy of its law.
     """
 
     spans: Sequence[Span]
@@ -82,7 +81,7 @@ class Pack:
         return self._indices(found)
 
     def predicted(self, step: int) -> Tensor:
-        """Of the M tokens that could be drafted those that a step predicts: a text's first ``step`` are left out."""
+        """Of the M tokens that could be drafted those that a step predicts: not a text's first ``step``."""
         found, start = [], 0
         for span in self.spans:
             found.append((start + min(step, span.asked), start + span.asked))

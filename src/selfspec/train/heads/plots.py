@@ -26,7 +26,10 @@ def _losses(steps: Sequence[dict[str, Any]]) -> dict[str, tuple[list[float], lis
     groups = [steps[start : start + size] for start in range(0, len(steps), size)]
     tokens = [float(group[-1]["tokens"]) for group in groups]
     return {
-        f"head {h}, step {s}": (tokens, [sum(line["loss"][h][s] for line in group) / len(group) for group in groups])
+        f"head {h}, step {s}": (
+            tokens,
+            [sum(line["loss"][h][s] for line in group) / len(group) for group in groups],
+        )
         for h, losses in enumerate(steps[0]["loss"])
         for s in range(len(losses))
     }

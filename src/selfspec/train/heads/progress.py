@@ -35,7 +35,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Event:
-    """``kind`` "step" (``facts``: loss, kl, learning_rate, gradient), "evaluation" (heads, seconds), "checkpoint"."""
+    """``kind`` "step" (``facts``: loss, kl, learning_rate, gradient), "evaluation" (heads, took), "checkpoint"."""
 
     kind: str
     progress: Progress

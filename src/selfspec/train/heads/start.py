@@ -22,9 +22,10 @@ _SMALL = 0.02  # standard deviation of weights that the target has no like of
 def started(facts: HeadFacts, runtime: Runtime, seed: int) -> ExitHead | Eagle:
     """A head that is worth something before it has learned anything.
 
-    An exit head begins as nothing on top of its states ("linear": zero; "attention": zero output), a "layer" as the
-    target's layer k. EAGLE's layer begins as the target's layer after the highest states, which it reads alone: ``fc``
-    passes them on, and the halves of queries, keys and values for the embedding are zero. The norm is the target's.
+    An exit head begins as nothing on top of its states ("linear": zero; "attention": zero output), a "layer" as
+    the target's layer k. EAGLE's layer begins as the target's layer after the highest states, which it reads alone:
+    ``fc`` passes them on, and the halves of queries, keys and values for the embedding are zero. The norm is the
+    target's.
     """
     torch.manual_seed(seed)
     module = module_of(facts)

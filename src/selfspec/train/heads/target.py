@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ class Sizes(NamedTuple):
     intermediate: int | None = None
 
 
-def facts_of(runtime: Runtime, kind: str, taps: Sequence[int], sizes: Sizes, **more: str) -> HeadFacts:
+def facts_of(runtime: Runtime, kind: str, taps: Sequence[int], sizes: Sizes, **more: Any) -> HeadFacts:
     """A head with the target's sizes; raises OptionError for layers that it does not have."""
     config = runtime.config
     if wrong := [tap for tap in taps if not 1 <= tap < config.num_layers]:
@@ -81,13 +81,15 @@ def final_norm(runtime: Runtime) -> Norm:
 def teacher_of(runtime: Runtime, vocabulary: NDArray[np.int64] | None, device: torch.device) -> Teacher:
     """The target's law over the draft vocabulary (None: all tokens)."""
     if runtime.config.logit_cap is not None:
-        raise UnsupportedModelError(f"{runtime.config.family} caps its logits, which the training of heads does not")
+        raise UnsupportedModelError(
+            f"{runtime.config.family} caps its logits, which the training of heads does not"
+        )
     head = runtime.weight("head")
     assert head is not None
     rows = head if vocabulary is None else head[vocabulary]
     norm = final_norm(runtime)
     norm = norm._replace(weight=norm.weight.to(device), bias=None if norm.bias is None else norm.bias.to(device))
-    return Teacher(norm, torch.from_numpy(rows * np.float32(runtime.config.logit_scale)).to(device))
+    return Teacher(norm.__call__, torch.from_numpy(rows * np.float32(runtime.config.logit_scale)).to(device))
 
 
 def embedded(runtime: Runtime, tokens: NDArray[np.int32]) -> Tensor:

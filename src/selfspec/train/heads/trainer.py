@@ -31,7 +31,7 @@ _FLOOR = 0.1  # of the learning rate, at the end
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Everything that a run needs; ``positions`` are measured in evaluations, ``write`` keeps the heads as they are."""
+    """What a run needs; ``positions`` of drafts are measured in evaluations, ``write`` keeps the heads so far."""
 
     options: HeadOptions
     out: Path
@@ -83,6 +83,7 @@ class _Run:
             checkpoints.restore(accelerator, found)
         self.history = History(job.out / "history.jsonl", self.progress.step)
         self.saved = self.progress.step if found else None  # the step of the last checkpoint
+        self._plan: tuple[int, list[list[int]]] = (-1, [])  # an epoch, and the texts of its steps
 
     def __iter__(self) -> Iterator[Event]:
         job, options = self.job, self.job.options
@@ -129,7 +130,9 @@ class _Run:
         rate = self._rate()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with memory_for(f"a step of {self.job.options.batch_tokens} answer tokens; lower --batch-tokens, or --max-length"):
+        with memory_for(
+            f"a step of {self.job.options.batch_tokens} answer tokens; lower --batch-tokens, or --max-length"
+        ):
             losses, gradient = self._learn(texts)
         progress = self.progress
         tokens = sum(self.job.corpus.training[text].drafted for text in texts)
@@ -145,7 +148,7 @@ class _Run:
     def _texts(self) -> list[int]:
         """The texts of the next step."""
         progress, options = self.progress, self.job.options
-        if not hasattr(self, "_plan") or self._plan[0] != progress.epoch:
+        if self._plan[0] != progress.epoch:
             self._plan = (progress.epoch, self.job.corpus.steps(progress.epoch, options.seed, options.batch_tokens))
         if progress.batch >= len(self._plan[1]):
             progress.epoch, progress.batch = progress.epoch + 1, 0
@@ -154,13 +157,11 @@ class _Run:
 
     def _learn(self, texts: list[int]) -> tuple[Losses, float]:
         job, accelerator = self.job, self.accelerator
-        is_eagle = any(module.facts.kind == "eagle" for module in job.learner.heads.values())
+        heads = job.learner.by_name.values()
+        is_eagle = any(module.facts.kind == "eagle" for module in heads)
         losses = self.learner(job.packer(texts, is_eagle))
         accelerator.backward(losses.total)
-        lengths = [
-            float(nn.utils.clip_grad_norm_(module.parameters(), job.options.clip))
-            for module in job.learner.heads.values()
-        ]
+        lengths = [float(nn.utils.clip_grad_norm_(module.parameters(), job.options.clip)) for module in heads]
         if not math.isfinite(float(losses.total.detach())) or not all(map(math.isfinite, lengths)):
             raise TrainingError(self._broken())
         self.optimizer.step()
@@ -169,10 +170,14 @@ class _Run:
 
     def _broken(self) -> str:
         found = checkpoints.latest(self.folder)
-        kept = f"the last good checkpoint is {found.name} in {str(self.folder)!r}" if found else "no checkpoint was made yet"
+        kept = (
+            f"the last good checkpoint is {found.name} in {str(self.folder)!r}"
+            if found
+            else "no checkpoint was made yet"
+        )
         return (
-            f"the loss or its gradient is not finite after step {self.progress.step}; {kept}: lower --learning-rate "
-            f"from {self.job.options.learning_rate:g}, or --clip"
+            f"the loss or its gradient is not finite after step {self.progress.step}; {kept}: "
+            f"lower --learning-rate from {self.job.options.learning_rate:g}, or --clip"
         )
 
     def _evaluation(self) -> Event:
@@ -181,7 +186,7 @@ class _Run:
             return self._told("evaluation", {"heads": {}, "took": 0.0})
         self.learner.eval()
         with memory_for("an evaluation; lower --held-out-tokens"):
-            found = job.held_out.measure(dict(job.learner.heads.items()), job.positions)
+            found = job.held_out.measure(job.learner.by_name, job.positions)
         self.learner.train()
         heads = {
             name: {kind: {"alphas": list(a.alphas), "tokens_per_round": a.tokens_per_round, "tokens": a.tokens}
