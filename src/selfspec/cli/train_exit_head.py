@@ -22,8 +22,8 @@ def command(out: str, as_json: bool, **options: Any) -> None:
     """Train heads that let a draft leave after layer k: one for each of --layers, in one run.
 
     A head turns the states after k layers into what the last layer would say. It learns the model's distributions
-    along texts that the model wrote (`selfspec train data`). The model stays as it is. Stop it as you like: the same
-    command goes on.
+    along texts that the model wrote (`selfspec train data`). The model stays as it is. Stop it as you like: the
+    same command goes on.
     """
     from selfspec.cli.training import run
     from selfspec.train.options import ExitHeadOptions

@@ -76,6 +76,7 @@ class EagleOptions(HeadOptions):
         3, "Steps of the training-time test: how many of its own outputs a draft builds on, plus 1."
     )
     decay: float = option(0.8, "Weight of a step ÷ that of the one before.")
+    rolling: float = option(1.0, "Share of the texts that roll out; the others have the first step only.")
     taps: str = option("", "The three layers after which states are read, with commas.  [default: 2, L/2, L-3]")
     intermediate: int | None = option(None, "Channels of its MLP.  [default: those of the model]")
 
@@ -86,6 +87,8 @@ class EagleOptions(HeadOptions):
             raise OptionError(f"steps is {self.steps}; it must be at most {MAX_GAMMA}")
         if not 0.0 < self.decay <= 1.0:
             raise OptionError(f"decay is {self.decay}; it must be above 0 and at most 1")
+        if not 0.0 < self.rolling <= 1.0:
+            raise OptionError(f"rolling is {self.rolling}; it must be above 0 and at most 1")
         assert self.tap_layers is not None
 
     @property

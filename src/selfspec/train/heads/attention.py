@@ -48,14 +48,14 @@ def attend(queries: Tensor, true: Heads, own: Sequence[Heads], spans: Sequence[S
     """
     steps, found, place, places = len(own), [], 0, [0] * len(own)
     for span in spans:
-        count = max(0, span.asked - steps)
+        count = span.asked(steps)
         cells = slice(span.start, span.start + span.first + count)
         # rows of step i and of step s in the same order have cells that are s - i apart, as a roll-out's are
         mine = [tuple(part[at : at + count] for part in made) for made, at in zip(own, places, strict=True)]
         if count:
             found.append(_one_text(queries[place : place + count], (true[0][cells], true[1][cells]), mine))
         place += count
-        places = [at + max(0, span.asked - i - 1) for i, at in enumerate(places)]
+        places = [at + span.asked(i + 1) for i, at in enumerate(places)]
     return torch.cat(found) if found else queries
 
 

@@ -176,17 +176,18 @@ def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
     path = folder / "features.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            if other := other_fields(json.loads(path.read_text(encoding="utf-8")), identity):
-                raise OptionError(
-                    f"--features {str(folder)!r} holds states of another {' and '.join(other)}; give another "
-                    "folder, or remove it"
-                )
-            return
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     except OSError as error:
         raise OptionError(f"--features {str(folder)!r} cannot be used: {error.strerror}") from error
     except ValueError as error:
         raise OptionError(f"{str(path)!r} is damaged; remove the folder {str(folder)!r}") from error
+    if found is not None:
+        if other := other_fields(found, identity):
+            raise OptionError(
+                f"--features {str(folder)!r} holds states of another {' and '.join(other)}; give another folder, "
+                "or remove it"
+            )
+        return
     write_whole(path, json.dumps(dict(identity)) + "\n")
 
 

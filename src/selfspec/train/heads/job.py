@@ -167,7 +167,9 @@ class Setup:
         runtime, options = self.engine.runtime, self.options
         teacher = teacher_of(runtime, self.vocabulary, device)
         heads = {name: self._module(facts).to(device) for name, facts in self.facts.items()}
-        steps, decay = (options.steps, options.decay) if isinstance(options, EagleOptions) else (1, 1.0)
+        steps, decay, rolling = 1, 1.0, 1.0
+        if isinstance(options, EagleOptions):
+            steps, decay, rolling = options.steps, options.decay, options.rolling
         return Job(
             options,
             self.out,
@@ -176,6 +178,7 @@ class Setup:
             Packer(runtime, self.corpus.training, self.states, teacher),
             self._held_out(teacher),
             max(_POSITIONS, steps),
+            rolling,
             lambda progress: self._write(heads, progress),
         )
 

@@ -30,9 +30,9 @@ class Losses(NamedTuple):
 
 
 class Learner(nn.Module):
-    """Heads that learn together, each for itself; steps of the training-time test weigh 1, decay, decay ** 2, ...
+    """Heads that learn together, each for itself.
 
-    The sum of a step's rows is divided by the rows of the first step, so that a row weighs the same everywhere.
+    The means of the ``steps`` of the training-time test are added with the weights 1, decay, decay ** 2, ...
     """
 
     def __init__(self, heads: Mapping[str, ExitHead | Eagle], head: Tensor, steps: int, decay: float) -> None:
@@ -58,8 +58,9 @@ class Learner(nn.Module):
                     cross_entropy(found, self._head, pack.expected[place]).sum()
                     for found, place in zip(states, places, strict=True)
                 ]
-            total = total + sum(self._decay**step * part for step, part in enumerate(sums)) / len(places[0])
             rows = [max(1, len(place)) for place in places]
+            weighed = zip(sums, rows, strict=True)
+            total = total + sum(self._decay**step * part / count for step, (part, count) in enumerate(weighed))
             means.append([float(part.detach()) / count for part, count in zip(sums, rows, strict=True)])
             floors = [float(pack.entropy[place].sum()) / count for place, count in zip(places, rows, strict=True)]
             divergences.append([mean - floor for mean, floor in zip(means[-1], floors, strict=True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,23 +32,24 @@ class Packer:
         self._kept: dict[int, Expected] = {}
         self._room = _MEMORY
 
-    def __call__(self, texts: Sequence[int], is_eagle: bool) -> Pack:
-        """One pack of ``texts``."""
+    def __call__(self, texts: Sequence[int], is_eagle: bool, rolling: float = 1.0) -> Pack:
+        """One pack of ``texts``, of which the first share ``rolling`` rolls out, one at least."""
+        rolling_texts = math.ceil(rolling * len(texts))
         device, spans, start = self._teacher.head.device, [], 0
         states, following, expected = [], [], []
-        for text in texts:
+        for place, text in enumerate(texts):
             sample, found = self._samples[text], self._states(text).to(device)
             length, behind = len(sample.tokens), 1 if is_eagle else 0
-            spans.append(Span(start, length - 1 - behind, sample.prompt_length - behind))
+            rows, first = length - 1 - behind, sample.prompt_length - behind
+            spans.append(Span(start, rows, first, place < rolling_texts))
             start += spans[-1].rows
             states.append(found[: spans[-1].rows, :-1])
             if is_eagle:
                 following.append(embedded(self._runtime, sample.tokens[1:-1]).to(device))
             expected.append(self._expected(text, found[sample.prompt_length : -1, -1]))
-        rows, entropy = (torch.cat(part) for part in zip(*expected, strict=True))
-        return Pack(
-            spans, self._states.taps, torch.cat(states), torch.cat(following) if is_eagle else None, rows, entropy
-        )
+        means, entropy = (torch.cat(part) for part in zip(*expected, strict=True))
+        follows = torch.cat(following) if is_eagle else None
+        return Pack(spans, self._states.taps, torch.cat(states), follows, means, entropy)
 
     def _expected(self, text: int, last: Tensor) -> Expected:
         if (found := self._kept.get(text)) is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -24,16 +25,19 @@ LEAST_ANSWER = 2  # tokens: one from the prefill, one that can be drafted
 
 
 class Span(NamedTuple):
-    """The rows of one text in a pack: ``[start, start + rows)``, of which those from ``first`` on are asked."""
+    """The rows of one text in a pack: ``[start, start + rows)``, of which those from ``first`` on are asked.
+
+    A text that does not roll out (``rolls``) is asked in the first step only.
+    """
 
     start: int
     rows: int
     first: int
+    rolls: bool = True
 
-    @property
-    def asked(self) -> int:
-        """How many rows are asked: tokens that could be drafted."""
-        return self.rows - self.first
+    def asked(self, step: int = 0) -> int:
+        """How many rows are asked in a step of a roll-out: each further step follows a row of the step before."""
+        return max(0, self.rows - self.first - step) if self.rolls or not step else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,33 +68,21 @@ class Pack:
         return self._indices([(0, span.rows) for span in self.spans])
 
     def asked(self, step: int = 0) -> Tensor:
-        """The rows that are asked in a step of a roll-out, as indices of the pack.
-
-        The first step asks all; each further step follows a row of the step before, and so has one row fewer.
-        """
-        return self._indices(
-            [(span.start + min(span.first + step, span.rows), span.start + span.rows) for span in self.spans]
-        )
+        """The rows that are asked in a step of a roll-out, as indices of the pack."""
+        ends = [(span.start + span.rows, span.asked(step)) for span in self.spans]
+        return self._indices([(end - count, end) for end, count in ends])
 
     def followed(self, step: int) -> Tensor:
-        """Of the rows asked in ``step`` those that the rows of the next step follow: all but the last of a text."""
-        counts, found, start = self.counts(step), [], 0
-        for count in counts:
-            found.append((start, start + max(0, count - 1)))
-            start += count
-        return self._indices(found)
+        """Of the rows asked in ``step`` those that rows of the next step follow: of a text all but the last."""
+        starts = accumulate((span.asked(step) for span in self.spans), initial=0)
+        return self._indices(
+            [(start, start + span.asked(step + 1)) for start, span in zip(starts, self.spans, strict=False)]
+        )
 
     def predicted(self, step: int) -> Tensor:
         """Of the M tokens that could be drafted those that a step predicts: not a text's first ``step``."""
-        found, start = [], 0
-        for span in self.spans:
-            found.append((start + min(step, span.asked), start + span.asked))
-            start += span.asked
-        return self._indices(found)
-
-    def counts(self, step: int) -> list[int]:
-        """How many rows of each text are asked in a step."""
-        return [max(0, span.asked - step) for span in self.spans]
+        ends = accumulate(span.asked() for span in self.spans)
+        return self._indices([(end - span.asked(step), end) for end, span in zip(ends, self.spans, strict=True)])
 
     def _indices(self, ranges: Sequence[tuple[int, int]]) -> Tensor:
         device = self.states.device

@@ -31,7 +31,10 @@ _FLOOR = 0.1  # of the learning rate, at the end
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What a run needs; ``positions`` of drafts are measured in evaluations, ``write`` keeps the heads so far."""
+    """What a run needs; ``positions`` of drafts are measured, ``rolling`` is the share of texts that roll out.
+
+    ``write`` keeps the heads as they are.
+    """
 
     options: HeadOptions
     out: Path
@@ -40,6 +43,7 @@ class Job:
     packer: Packer
     held_out: HeldOut | None
     positions: int
+    rolling: float
     write: Callable[[Progress], None]
     clock: Callable[[], float] = time.monotonic
 
@@ -159,7 +163,7 @@ class _Run:
         job, accelerator = self.job, self.accelerator
         heads = job.learner.by_name.values()
         is_eagle = any(module.facts.kind == "eagle" for module in heads)
-        losses = self.learner(job.packer(texts, is_eagle))
+        losses = self.learner(job.packer(texts, is_eagle, job.rolling))
         accelerator.backward(losses.total)
         lengths = [float(nn.utils.clip_grad_norm_(module.parameters(), job.options.clip)) for module in heads]
         if not math.isfinite(float(losses.total.detach())) or not all(map(math.isfinite, lengths)):
