@@ -22,7 +22,7 @@ LAYERS = [
     ["runtime.base", "runtime.products", "runtime"],
     ["processors"],
     ["sampling", "verify"],
-    ["context", "joining", "watch"],
+    ["context", "feeds", "joining", "watch"],
     ["drafters"],
     ["decode", "reference"],
     ["request", "wire"],

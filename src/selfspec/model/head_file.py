@@ -188,11 +188,7 @@ def read_head(path: str | os.PathLike[str]) -> HeadFile:
     CorruptModelError
         It is no head, damaged, or contradicts itself.
     """
-    file = expanded(path)
-    if not file.is_file():
-        raise ModelNotFoundError(
-            f"there is no trained head {quoted(file)}: give a file that `selfspec train` wrote"
-        )
+    file = _existing(path)
     facts, stored = _open(file)
     ids = stored.pop(VOCABULARY, None)
     try:
@@ -202,7 +198,21 @@ def read_head(path: str | os.PathLike[str]) -> HeadFile:
         raise CorruptModelError(f"{quoted(file)} is damaged: {error}") from error
 
 
-def _open(file: Path) -> tuple[HeadFacts, dict[str, NDArray[Any]]]:
+def read_facts(path: str | os.PathLike[str]) -> HeadFacts:
+    """What a head is, without its weights; raises as `read_head`."""
+    return _open(_existing(path), weights=False)[0]
+
+
+def _existing(path: str | os.PathLike[str]) -> Path:
+    file = expanded(path)
+    if not file.is_file():
+        raise ModelNotFoundError(
+            f"there is no trained head {quoted(file)}: give a file that `selfspec train` wrote"
+        )
+    return file
+
+
+def _open(file: Path, weights: bool = True) -> tuple[HeadFacts, dict[str, NDArray[Any]]]:
     """What a file says of itself, and its tensors as stored."""
     from safetensors import SafetensorError, safe_open
 
@@ -214,7 +224,8 @@ def _open(file: Path) -> tuple[HeadFacts, dict[str, NDArray[Any]]]:
                     f"{quoted(file)} is no trained head; give a file that `selfspec train` wrote"
                 )
             facts = _facts(file, about)
-            return facts, {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118
+            names = reader.keys() if weights else ()
+            return facts, {name: reader.get_tensor(name) for name in names}
     except (SafetensorError, OSError, TypeError) as error:  # TypeError: numbers that NumPy has not
         raise CorruptModelError(f"{quoted(file)} cannot be read as a trained head ({one_line(error)})") from error
 
