@@ -112,6 +112,11 @@ class Journal:
         self.failed = 0
 
     def finish(self, numbers: Iterable[int]) -> None:
+        """Write ``OUT``; the journal goes when it is closed."""
+        self.write(numbers)
+        self.is_finished = True
+
+    def write(self, numbers: Iterable[int]) -> None:
         """Write ``OUT``: the results in the order of ``numbers``, all of which are there."""
         new = self._out.with_name(f"{self._out.name}.new")
         with new.open("wb") as file:
@@ -120,7 +125,6 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         new.replace(self._out)
-        self.is_finished = True
 
     def _line(self, number: int) -> bytes:
         start, size = self._places[number]

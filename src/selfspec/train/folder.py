@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SHARD_TOKENS = 50_000  # of answers: a file of some 0.3 MB
 
+_FREE = ("version", "self_prompts")
 _REMEDY = "or give another --out"
 _SOURCES = 1 << 32  # more prompts than anyone has
 
@@ -36,8 +37,8 @@ def growing(path: Path, provenance: Mapping[str, Any]) -> Iterator[Folder]:
     path
         The folder.
     provenance
-        What ``data.json`` says, a JSON object. All but the version and the model's name must be what the run
-        that began the folder said.
+        What ``data.json`` says, a JSON object. All but the version, the model's name and the number of
+        prompts of its own must be what the run that began the folder said.
 
     Raises
     ------
@@ -46,8 +47,10 @@ def growing(path: Path, provenance: Mapping[str, Any]) -> Iterator[Folder]:
     """
     _make(path)
     identity = _identity(provenance)
+    _require_same(path, identity)  # now: a journal of a run that is refused would stand in the way of others
     with journal.opened(path / "answers", identity, remedy=_REMEDY) as kept:
-        _describe(path, provenance, identity)
+        _require_same(path, identity)
+        _describe(path, provenance)
         folder = Folder(path, kept, provenance["temperatures"])
         try:
             yield folder
@@ -66,22 +69,27 @@ def _make(path: Path) -> None:
         raise OptionError(f"--out {str(path)!r} has files, but no data of ours; name a new or an empty folder")
 
 
-def _describe(path: Path, provenance: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Write ``data.json``, or compare it; the version that began the folder stays in it."""
+def _require_same(path: Path, identity: Mapping[str, Any]) -> None:
+    if (path / "data.json").exists() and (other := other_fields(_identity(read_provenance(path)), identity)):
+        raise OptionError(
+            f"--out {str(path)!r} holds data of another {' and '.join(other)}; give the same again to go on "
+            f"with it, {_REMEDY}"
+        )
+
+
+def _describe(path: Path, provenance: Mapping[str, Any]) -> None:
+    """Write ``data.json``; the version that began the folder stays in it, and the larger number of prompts."""
     document = dict(provenance)
     if (path / "data.json").exists():
         found = read_provenance(path)
-        if other := other_fields(_identity(found), identity):
-            raise OptionError(
-                f"--out {str(path)!r} holds data of another {' and '.join(other)}; give the same again to go on "
-                f"with it, {_REMEDY}"
-            )
         document["version"] = found.get("version")
+        written = [d["self_prompts"] for d in (found, document) if "self_prompts" in d]
+        document |= {"self_prompts": max(written, key=lambda w: int(w["count"]))} if written else {}
     write_whole(path / "data.json", json.dumps(json.loads(json_line(document)), indent=1) + "\n")
 
 
 def _identity(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in provenance.items() if name != "version"}
+    kept = {name: value for name, value in provenance.items() if name not in _FREE}
     return kept | {"model": provenance["model"]["fingerprint"]}
 
 

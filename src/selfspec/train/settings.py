@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from selfspec.drafters.base import option
@@ -18,6 +19,13 @@ class DataOptions:
     prompts: str | None = option(
         None, "Prompts: a file with one a line, or JSON Lines with `prompt` or `messages`."
     )
+    self_prompts: int = option(0, "How many prompts a chat model writes itself, beside those of --prompts.")
+    beginnings: str | None = option(
+        None, "With --self-prompts: a file with a prompt's beginning a line.  [default: English ones of many tasks]"
+    )
+    text: Sequence[str] = option(
+        (), "Text, or JSON Lines with `text`, `messages` or `prompt` and `answer`, taken as it is; several times."
+    )
     temperatures: str = option(
         "0,0.7,1", "Temperatures with commas, 0 is greedy: every prompt is answered at each."
     )
@@ -32,12 +40,16 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         require_types(self)
-        require_least(self, tokens=1, max_new_tokens=1, max_prompt_tokens=1, seed=0, slots=1)
+        require_least(self, tokens=1, max_new_tokens=1, max_prompt_tokens=1, seed=0, slots=1, self_prompts=0)
         assert self.temperature_values
-        if self.prompts is None:
-            raise OptionError("no prompts; give --prompts FILE")
+        asks = self.prompts is not None or self.self_prompts > 0
+        if asks == bool(self.text):
+            found = "text, and prompts to answer" if self.text else "no prompts"
+            raise OptionError(f"{found}; give --prompts FILE, --self-prompts N or both, or else --text FILE")
+        if self.beginnings is not None and not self.self_prompts:
+            raise OptionError("beginnings are for prompts that the model writes; add --self-prompts N")
 
     @property
     def temperature_values(self) -> tuple[float, ...]:
         """As numbers. Raises OptionError for what is none, is negative, or is there twice."""
-        return temperatures_of(self.temperatures)
+        return temperatures_of(self.temperatures, "temperatures")
