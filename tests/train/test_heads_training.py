@@ -13,6 +13,7 @@ import torch
 import selfspec
 from selfspec.errors import OptionError, OutOfMemoryError, TrainingError
 from selfspec.model.head_file import read_head
+from selfspec.runtime.attached import identity_of
 from selfspec.train.heads.job import Setup
 from selfspec.train.heads.progress import History
 from selfspec.train.heads.trainer import accelerator_of, train
@@ -98,7 +99,7 @@ def test_what_a_run_writes_and_refuses(engine, data, tmp_path):
     for k in (1, 2):
         head = read_head(tmp_path / "exits" / f"exit-{k}.safetensors")
         assert (head.facts.kind, head.facts.form, head.facts.taps) == ("exit_head", "attention", (k,))
-        assert head.facts.target == engine.fingerprint
+        assert head.facts.target == identity_of(engine.runtime)
         assert len(head.vocabulary) == 40
         assert {256, 257, 258} <= set(head.vocabulary.tolist())
         card = head.facts.card

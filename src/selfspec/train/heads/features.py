@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from selfspec.runtime.base import Cache, Runtime
+    from selfspec.types import Array
 
 ROWS = 512  # of a pass
 SHARD_ROWS = 16_384
@@ -63,6 +64,12 @@ class Reader:
             states = [on_host(part) for part in (*(found[tap] for tap in taps), last)]
             parts.append(np.stack(states, axis=1).astype(np.float32, copy=False))
         return torch.from_numpy(np.concatenate(parts))
+
+
+def entering(runtime: Runtime, states: Tensor) -> Array:
+    """States [R, d] in the kind of array, and the precision, that the runtime's own have."""
+    own: Any = runtime.embed([0], np.zeros(1, np.int64))
+    return states.numpy() if isinstance(own, np.ndarray) else states.to(own.device, own.dtype)
 
 
 class Anew:

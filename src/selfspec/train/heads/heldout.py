@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from selfspec.train.heads.features import Remembered
+from selfspec.train.heads.features import Remembered, entering
 from selfspec.train.heads.packer import Packer
 from selfspec.types import on_host
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from selfspec.train.heads.losses import Teacher
     from selfspec.train.heads.modules import Eagle, ExitHead
     from selfspec.types import Integers
+
+
+_ROWS = 64  # whose logits are there at once
 
 
 class Acceptance(NamedTuple):
@@ -93,8 +96,8 @@ class HeldOut:
 
     def _target(self, index: int) -> Tensor:
         """The target's logits [n, V] of the tokens that could be drafted."""
-        last = self._states(index)[self._samples[index].prompt_length : -1, -1].numpy()
-        parts = [on_host(self._runtime.logits(last[start : start + 64])) for start in range(0, len(last), 64)]
+        last = entering(self._runtime, self._states(index)[self._samples[index].prompt_length : -1, -1])
+        parts = [on_host(self._runtime.logits(last[start : start + _ROWS])) for start in range(0, len(last), _ROWS)]
         return torch.from_numpy(np.concatenate(parts)).to(self._head.device)
 
 

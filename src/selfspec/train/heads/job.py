@@ -17,6 +17,7 @@ from selfspec._version import __version__
 from selfspec.documents import json_line, write_whole
 from selfspec.errors import OptionError
 from selfspec.model.head_file import HeadFile, read_head, write_head
+from selfspec.runtime.attached import identity_of
 from selfspec.train.data import draft_vocabulary, read_data
 from selfspec.train.heads import features
 from selfspec.train.heads.corpus import corpus_of
@@ -78,7 +79,7 @@ class Setup:
     def _facts(self) -> dict[str, HeadFacts]:
         """Of each head, by the name of its file."""
         engine, options = self.engine, self.options
-        about = {"target": engine.fingerprint, "target_name": engine.name}
+        about = {"target": identity_of(engine.runtime) or engine.fingerprint, "target_name": engine.name}
         if isinstance(options, EagleOptions):
             taps = options.tap_layers or default_taps(engine.config.num_layers)
             sizes = Sizes(intermediate=options.intermediate)
