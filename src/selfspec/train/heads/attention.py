@@ -46,20 +46,23 @@ def attend(queries: Tensor, true: Heads, own: Sequence[Heads], spans: Sequence[S
     spans
         The rows of each text.
     """
-    steps, found, place, places = len(own), [], 0, [0] * len(own)
-    for span in spans:
-        count = span.asked(steps)
-        cells = slice(span.start, span.start + span.first + count)
-        # rows of step i and of step s in the same order have cells that are s - i apart, as a roll-out's are
-        mine = [tuple(part[at : at + count] for part in made) for made, at in zip(own, places, strict=True)]
-        if count:
-            found.append(_one_text(queries[place : place + count], (true[0][cells], true[1][cells]), mine))
-        place += count
-        places = [at + span.asked(i + 1) for i, at in enumerate(places)]
+    steps, found = len(own), []
+    asked = torch.split(queries, [span.asked(steps) for span in spans])
+    rows = [torch.split(part, [span.rows for span in spans]) for part in true]
+    # rows of step i and of step s in the same order have cells that are s - i apart, as a roll-out's are
+    made = [
+        [torch.split(part, [span.asked(i) for span in spans]) for part in step_made]
+        for i, step_made in enumerate(own, 1)
+    ]
+    for n, span in enumerate(spans):
+        if count := span.asked(steps):
+            seen = (rows[0][n][: span.first + count], rows[1][n][: span.first + count])
+            mine = [(keys[n][:count], values[n][:count]) for keys, values in made]
+            found.append(_one_text(asked[n], seen, mine))
     return torch.cat(found) if found else queries
 
 
-def _one_text(queries: Tensor, true: Heads, own: Sequence[tuple[Tensor, ...]]) -> Tensor:
+def _one_text(queries: Tensor, true: Heads, own: Sequence[Heads]) -> Tensor:
     """Row r of ``queries`` [n, H, w] sees the first C - n + 1 + r of C true cells, and row r of each of ``own``."""
     (count, heads, width), (cells, groups, _) = queries.shape, true[0].shape
     each, columns = heads // groups, cells
