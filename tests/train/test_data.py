@@ -65,7 +65,9 @@ def run(answering, path, slots=2):
     with growing(path, PROVENANCE | {"vocab_size": 259}) as folder:
         for _ in answering.run(folder, slots, "plain"):
             pass
-    return plain(read_data(path))
+    data = read_data(path)
+    assert (folder.answer_tokens, len(folder), folder.shards) == (data.answer_tokens, len(data), len(data.shards))
+    return plain(data)
 
 
 def test_answers_are_those_of_generate(answering, engine, tmp_path):
@@ -101,6 +103,8 @@ def test_a_folder_goes_on_from_wherever_it_was_killed(answering, tmp_path, monke
         want = run(answering, path)
     assert len(moments) == 9 + len(list(path.glob("*.safetensors"))) >= 12
     assert not list(path.glob("*.partial*"))
+    kept = [(moment / "answers.partial").read_bytes().count(b"\n") - 1 for moment in moments]
+    assert max(kept) < 9  # what is in a shard leaves the journal
     for moment in moments:
         assert run(answering, moment, slots=3) == want
         assert not list(moment.glob("*.partial*"))
@@ -159,19 +163,23 @@ def test_data_are_read_as_they_were_written(tmp_path):
 
 def test_the_draft_vocabulary_is_what_is_counted(tmp_path):
     """Guards VocabTrim: answers count, then prompts, then ids; special tokens are in whatever happens."""
-    data = read_data(written(tmp_path / "d", [text([7, 7, 4, 4, 5, 3], 2), text([3, 5, 4, 4], 1, source=1)]))
-    # answers: 4 four times, 5 twice, 3 once; prompts: 7 twice, 3 once
-    for size, ids, covered in [
-        (2, [9, 11], 0),
-        (3, [4, 9, 11], 4),
-        (4, [4, 5, 9, 11], 6),
-        (5, [3, 4, 5, 9, 11], 7),
-        (6, [3, 4, 5, 7, 9, 11], 7),
-        (7, [0, 3, 4, 5, 7, 9, 11], 7),
-        (99, list(range(12)), 7),
+    texts = [text([7, 7, 4, 4, 5, 3], 2), text([3, 5, 4, 4], 1, source=4), text([2, 4, 5], 1, source=4, draw=1)]
+    data = read_data(written(tmp_path / "d", texts))
+    # answers: 4 five times, 5 three times, 3 once; prompts: 7 twice, 2 and 3 once
+    for size, ids in [
+        (2, [9, 11]),
+        (3, [4, 9, 11]),
+        (5, [3, 4, 5, 9, 11]),
+        (6, [3, 4, 5, 7, 9, 11]),
+        (8, [0, 2, 3, 4, 5, 7, 9, 11]),
+        (99, list(range(12))),
     ]:
-        found, coverage = draft_vocabulary(data, size)
-        assert (found.tolist(), coverage) == (ids, covered / 7)
+        assert draft_vocabulary(data, size)[0].tolist() == ids
+    # each of the two prompts chooses for the other: the choice of the second (4, 5, 2) covers 2, 3, 3 tokens of the
+    # answers to the first, that of the first (4, 3, 5) 3, 3, 5 tokens of those to the second
+    assert [draft_vocabulary(data, size)[1] * 9 for size in (2, 3, 4, 5, 99)] == pytest.approx([0, 5, 6, 8, 9])
+    one = read_data(written(tmp_path / "one", texts[:1]))
+    assert draft_vocabulary(one, 3)[1] == 0.5  # nobody else could choose
     with pytest.raises(OptionError, match="special tokens alone are 2"):
         draft_vocabulary(data, 1)
 

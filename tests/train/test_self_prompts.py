@@ -88,6 +88,8 @@ def test_prompts_are_what_the_model_says_where_the_user_speaks(tokenizer, tmp_pa
     more = write(9, Double(tokenizer, SAID), tmp_path / "b")
     assert more[:6] == found
     assert write(9, Double(tokenizer, SAID), tmp_path / "a") == more
+    write(1, Double(tokenizer, SAID), tmp_path / "gap", stop=2)  # 2 and 1 are there, and 0 is not
+    assert write(1, Double(tokenizer, SAID), tmp_path / "gap") == found[:1]
     for stop in (1, 4, 8):
         write(9, Double(tokenizer, SAID), tmp_path / f"stop{stop}", stop)
         again = Double(tokenizer, SAID)

@@ -12,12 +12,15 @@ import numpy as np
 
 from selfspec.errors import OptionError
 from selfspec.train.shards import Text, read_shard, shards_of
+from selfspec.train.vocabulary import draft_vocabulary
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
 
     from selfspec.train.shards import Shard
+
+__all__ = ["FORMAT", "Data", "Text", "draft_vocabulary", "read_data", "read_provenance"]
 
 FORMAT = 1
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
@@ -128,42 +131,3 @@ def _check(found: Mapping[str, Any]) -> None:
     ids = [found["vocab_size"] - 1, *found["eos_token_ids"], *found["special_ids"]]
     if not isinstance(found["model"]["fingerprint"], str) or not all(0 <= n < found["vocab_size"] for n in ids):
         raise ValueError("its fields are something else")
-
-
-def draft_vocabulary(data: Data, size: int) -> tuple[Integers, float]:
-    """The tokens that a draft may use, chosen from what the target generates (VocabTrim, arXiv 2506.22694).
-
-    End-of-text and other special tokens are always among them. The others are those most frequent in the answers;
-    among equals those most frequent in the prompts, then lower ids, which byte-pair merges give to the frequent.
-    Drafts stay exact whatever is left out: such tokens have no mass in the draft (FR-Spec, arXiv 2502.14856).
-
-    Parameters
-    ----------
-    data
-        Texts of the target.
-    size
-        How many tokens; all of them if the model has no more.
-
-    Returns
-    -------
-    ids, coverage
-        Ascending ids, int64 [size], and the share of the tokens of all answers that are among them, 0 to 1.
-
-    Raises
-    ------
-    OptionError
-        ``size`` has no room for the special tokens.
-    """
-    always = [*data.provenance["eos_token_ids"], *data.provenance["special_ids"]]
-    least = len(set(always)) or 1
-    if size < least:
-        raise OptionError(f"a draft vocabulary of {size} tokens is too small; special tokens alone are {least}")
-    answers, prompts = (np.zeros(data.vocab_size, np.int64) for _ in range(2))
-    for text in data:
-        answers += np.bincount(text.answer, minlength=data.vocab_size)
-        prompts += np.bincount(text.prompt, minlength=data.vocab_size)
-    others = np.ones(data.vocab_size, bool)
-    others[always] = False
-    order = np.lexsort((np.arange(data.vocab_size), -prompts, -answers, others))
-    ids = np.sort(order[:size])
-    return ids, float(answers[ids].sum() / max(1, answers.sum()))

@@ -115,7 +115,7 @@ class Folder:
         self.answer_tokens += self._waiting
 
     def __len__(self) -> int:
-        return len(self._sealed.union(self._journal))
+        return len(self._sealed) + sum(number not in self._sealed for number in self._journal)
 
     def __contains__(self, number: int) -> bool:
         return number in self._sealed or number in self._journal
