@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from selfspec.drafters.base import Drafter, DraftOptions
     from selfspec.measure.settings import Workload
-    from selfspec.train.options import EagleOptions, ExitHeadOptions
     from selfspec.train.settings import DataOptions
 
 Wanted = TypeVar("Wanted", bound="DataclassInstance")
@@ -213,30 +212,6 @@ class ProfileCommand(MeasuringCommand):
         from selfspec.measure.settings import ProfileOptions
 
         return ProfileOptions
-
-
-class EagleCommand(MeasuringCommand):
-    """``selfspec train eagle``."""
-
-    section = "Training"
-
-    def measured_by(self) -> type[EagleOptions]:
-        """Its options."""
-        from selfspec.train.options import EagleOptions
-
-        return EagleOptions
-
-
-class ExitHeadCommand(MeasuringCommand):
-    """``selfspec train exit-head``."""
-
-    section = "Training"
-
-    def measured_by(self) -> type[ExitHeadOptions]:
-        """Its options."""
-        from selfspec.train.options import ExitHeadOptions
-
-        return ExitHeadOptions
 
 
 class DataCommand(MeasuringCommand):

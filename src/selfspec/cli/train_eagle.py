@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from selfspec.cli.flags import EagleCommand, asked_of
+from selfspec.cli.flags import asked_of
 from selfspec.cli.output import examples
+from selfspec.cli.training import EagleCommand, run
 
 _EXAMPLES = examples(
     "selfspec train eagle --data answers --out eagle",
@@ -24,7 +25,6 @@ def command(out: str, as_json: bool, **options: Any) -> None:
     It learns the model's distributions along texts that the model wrote (`selfspec train data`), with as many steps
     of its own outputs as a draft has. The model stays as it is. Stop it as you like: the same command goes on.
     """
-    from selfspec.cli.training import run
     from selfspec.train.options import EagleOptions
 
     asked, opening = asked_of(EagleOptions, options)

@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from selfspec.cli.flags import ExitHeadCommand, asked_of
+from selfspec.cli.flags import asked_of
 from selfspec.cli.output import examples
+from selfspec.cli.training import ExitHeadCommand, run
 
 _EXAMPLES = examples(
     "selfspec train exit-head --data answers --out exits --layers 8",
@@ -25,7 +26,6 @@ def command(out: str, as_json: bool, **options: Any) -> None:
     along texts that the model wrote (`selfspec train data`). The model stays as it is. Stop it as you like: the
     same command goes on.
     """
-    from selfspec.cli.training import run
     from selfspec.train.options import ExitHeadOptions
 
     asked, opening = asked_of(ExitHeadOptions, options)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from selfspec.cli.flags import MeasuringCommand
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import emit_json, note, progress
 from selfspec.errors import RuntimeMissingError
@@ -18,7 +21,32 @@ if TYPE_CHECKING:
 
     from selfspec.train.heads.job import Setup
     from selfspec.train.heads.progress import Event
-    from selfspec.train.options import HeadOptions
+    from selfspec.train.options import EagleOptions, ExitHeadOptions, HeadOptions
+
+
+class EagleCommand(MeasuringCommand):
+    """``selfspec train eagle``."""
+
+    section = "Training"
+
+    def measured_by(self) -> type[EagleOptions]:
+        """Its options."""
+        from selfspec.train.options import EagleOptions
+
+        return EagleOptions
+
+
+class ExitHeadCommand(MeasuringCommand):
+    """``selfspec train exit-head``."""
+
+    section = "Training"
+
+    def measured_by(self) -> type[ExitHeadOptions]:
+        """Its options."""
+        from selfspec.train.options import ExitHeadOptions
+
+        return ExitHeadOptions
+
 
 _EVERY = 15.0  # seconds between lines of steps
 
@@ -54,13 +82,10 @@ def run(asked: HeadOptions, opening: Mapping[str, Any], out: str, as_json: bool)
 
 
 def _require_packages() -> None:
-    try:
-        import accelerate  # noqa: F401
-        import torch  # noqa: F401
-    except ModuleNotFoundError as error:
+    if missing := next((name for name in ("torch", "accelerate") if find_spec(name) is None), None):
         raise RuntimeMissingError(
-            f"training needs {error.name}, which is not installed: pip install 'selfspec[train]'"
-        ) from error
+            f"training needs {missing}, which is not installed: pip install 'selfspec[train]'"
+        )
 
 
 def _about(setup: Setup) -> list[str]:
@@ -75,6 +100,9 @@ def _about(setup: Setup) -> list[str]:
     where = f"kept in {str(setup.folder)!r}" if plan.fits else (
         f"more than --disk-budget or the {size(plan.free)} that are free: run anew in every epoch"
     )  # fmt: skip
+    written, read = setup.data.provenance.get("precision"), setup.engine.runtime.precision
+    if written not in (None, read):
+        lines.append(f"the answers were written in {written}, and the states are of {read}; --bits changes that")
     lines.append(f"states of {plan.rows:,} tokens: {size(plan.bytes)}, {where}")
     return lines
 
@@ -87,7 +115,7 @@ def _make_states(setup: Setup) -> None:
             nonlocal done, told
             done += rows
             move(rows)
-            if time.monotonic() - told > _EVERY:
+            if time.monotonic() - told > _EVERY and not sys.stderr.isatty():  # else there is a bar
                 told = time.monotonic()
                 note(f"states: {done:,} tokens, {done / (told - started):,.0f} tokens/s")
 

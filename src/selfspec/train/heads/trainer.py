@@ -11,9 +11,10 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from selfspec.errors import TrainingError
+from selfspec.errors import OptionError, TrainingError
 from selfspec.runtime.torch_cache import memory_for
 from selfspec.train.heads import checkpoints
+from selfspec.train.heads.interrupts import uninterrupted
 from selfspec.train.heads.progress import Event, History, Progress
 
 if TYPE_CHECKING:
@@ -49,9 +50,12 @@ class Job:
 
 
 def accelerator_of(options: HeadOptions, device: str | None) -> Accelerator:
-    """On the GPU where there is one, unless ``device`` is "cpu"."""
+    """On the GPU where there is one, unless ``device`` is "cpu"; raises OptionError in one of several processes."""
     kind = {"float32": "no", "bfloat16": "bf16"}[options.precision]
-    return Accelerator(mixed_precision=kind, cpu=device == "cpu" or not torch.cuda.is_available())
+    made = Accelerator(mixed_precision=kind, cpu=device == "cpu" or not torch.cuda.is_available())
+    if made.num_processes > 1:
+        raise OptionError(f"a head trains in one process, and {made.num_processes} were launched; start it plainly")
+    return made
 
 
 def train(job: Job, accelerator: Accelerator) -> Iterator[Event]:
@@ -96,7 +100,9 @@ class _Run:
             yield self._evaluation()
         try:
             while self.share < 1.0:
-                yield self._step()
+                with uninterrupted():
+                    event = self._step()
+                yield event
                 now = job.clock()
                 if now - evaluated > options.evaluate_minutes * 60 and self.share < 1.0:
                     yield self._evaluation()
