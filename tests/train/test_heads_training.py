@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from itertools import count
 
@@ -16,7 +17,7 @@ from selfspec.model.head_file import read_head
 from selfspec.runtime.attached import identity_of
 from selfspec.train.heads.job import Setup
 from selfspec.train.heads.progress import History
-from selfspec.train.heads.trainer import accelerator_of, train
+from selfspec.train.heads.trainer import _Run, accelerator_of, train
 from selfspec.train.options import EagleOptions, ExitHeadOptions
 from selfspec.train.shards import Text, write_shard
 
@@ -158,3 +159,22 @@ def test_numbers_that_are_none_and_memory_that_is_not_there(engine, data, tmp_pa
     monkeypatch.setattr("selfspec.train.heads.learner.cross_entropy", fails)
     with pytest.raises(OutOfMemoryError, match="lower --batch-tokens"):
         run(engine, options, tmp_path / "memory")
+
+
+def test_interrupted_between_steps(engine, data, tmp_path, monkeypatch):
+    """Guards Ctrl-C: the step under way ends, what is kept is whole, and the next run goes on behind it."""
+    options = EagleOptions(data=(str(data),), taps="1,2,3", **{**QUICK, "epochs": 1.0})
+    learn, steps = _Run._learn, []
+
+    def interrupted(self, texts):
+        steps.append(texts)
+        if len(steps) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return learn(self, texts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Run, "_learn", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(engine, options, tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-2"]
+    assert run(engine, options, tmp_path)[0].progress.step == 3
