@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from selfspec.drafters.base import Drafter, DraftOptions
     from selfspec.measure.settings import Workload
-    from selfspec.train.settings import DataOptions
 
 Wanted = TypeVar("Wanted", bound="DataclassInstance")
 Command = TypeVar("Command", bound="Callable[..., Any]")
@@ -194,16 +193,6 @@ class BenchCommand(MeasuringCommand):
         return BenchOptions
 
 
-class SearchCommand(MeasuringCommand):
-    """``selfspec search-plan``."""
-
-    def measured_by(self) -> type[Workload]:
-        """Its options."""
-        from selfspec.measure.settings import SearchOptions
-
-        return SearchOptions
-
-
 class ProfileCommand(MeasuringCommand):
     """``selfspec profile``."""
 
@@ -212,18 +201,6 @@ class ProfileCommand(MeasuringCommand):
         from selfspec.measure.settings import ProfileOptions
 
         return ProfileOptions
-
-
-class DataCommand(MeasuringCommand):
-    """``selfspec train data``."""
-
-    section = "Data"
-
-    def measured_by(self) -> type[DataOptions]:
-        """Its options."""
-        from selfspec.train.settings import DataOptions
-
-        return DataOptions
 
 
 def asked_of(kind: type[Wanted], options: Mapping[str, Any]) -> tuple[Wanted, dict[str, Any]]:

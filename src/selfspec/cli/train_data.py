@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from selfspec.cli.flags import DataCommand, asked_of, flag_name, unwrapped, wrapping
+from selfspec.cli.flags import MeasuringCommand, asked_of, flag_name, unwrapped, wrapping
 from selfspec.cli.meter import meter
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import emit_json, examples, note
@@ -39,6 +39,15 @@ _EXAMPLES = examples(
 )
 
 
+class _Command(MeasuringCommand):
+    section = "Data"
+
+    def measured_by(self) -> type[DataOptions]:
+        from selfspec.train.settings import DataOptions
+
+        return DataOptions
+
+
 @dataclass
 class _Sums:
     """What is there at the end of a run, and what this run added."""
@@ -55,7 +64,7 @@ class _Sums:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-@click.command("data", cls=DataCommand, epilog=_EXAMPLES)
+@click.command("data", cls=_Command, epilog=_EXAMPLES)
 @click.option(
     "--out",
     required=True,
