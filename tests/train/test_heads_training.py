@@ -178,3 +178,17 @@ def test_interrupted_between_steps(engine, data, tmp_path, monkeypatch):
             run(engine, options, tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-2"]
     assert run(engine, options, tmp_path)[0].progress.step == 3
+
+
+def test_a_stopped_process_has_not_trained(engine, data, tmp_path):
+    """Guards --minutes: the clock jumps by an hour in one step, as it does for a process that was stopped."""
+    ticks = count()
+
+    def clock():
+        now = next(ticks)
+        return float(now + 3600 * (now > 12))
+
+    options = EagleOptions(data=(str(data),), taps="1,2,3", **QUICK, minutes=1.0)
+    steps = [event for event in run(engine, options, tmp_path, clock=clock) if event.kind == "step"]
+    assert steps[-1].progress.seconds < 100
+    assert len(steps) > 20

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from selfspec.train.options import HeadOptions
 
 _FLOOR = 0.1  # of the learning rate, at the end
+_STOPPED = 10.0  # times as long as usual: such a step was not at work all the time
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +92,7 @@ class _Run:
             checkpoints.restore(accelerator, found)
         self.history = History(job.out / "history.jsonl", self.progress.step)
         self.saved = self.progress.step if found else None  # the step of the last checkpoint
+        self._last: list[float] = []  # seconds of the last steps
         self._plan: tuple[int, list[list[int]]] = (-1, [])  # an epoch, and the texts of its steps
 
     def __iter__(self) -> Iterator[Event]:
@@ -148,12 +150,18 @@ class _Run:
         tokens = sum(self.job.corpus.training[text].drafted for text in texts)
         seconds = self.job.clock() - started
         progress.step, progress.batch = progress.step + 1, progress.batch + 1
-        progress.tokens, progress.seconds = progress.tokens + tokens, progress.seconds + seconds
+        progress.tokens, progress.seconds = progress.tokens + tokens, progress.seconds + self._counted(seconds)
         facts = {
             "loss": losses.steps, "kl": losses.kl, "learning_rate": rate, "gradient": gradient,
             "tokens_per_second": tokens / max(seconds, 1e-9),
         }  # fmt: skip
         return self._told("step", facts)
+
+    def _counted(self, seconds: float) -> float:
+        """Seconds of a step as they count: a process that was stopped, or slept, has not trained meanwhile."""
+        usual = sorted(self._last)[len(self._last) // 2] if self._last else seconds
+        self._last = [*self._last[-20:], seconds]
+        return min(seconds, _STOPPED * usual)
 
     def _texts(self) -> list[int]:
         """The texts of the next step."""
