@@ -162,7 +162,10 @@ class ModelCommand(MadeCommand):
         """Model, text and drafting."""
         from selfspec.engine import DEFAULT_DRAFT
 
-        return [*model_flags(), *_request_flags(), *draft_flags(DEFAULT_DRAFT), *_refused_flags()]
+        who, *others = draft_flags(DEFAULT_DRAFT)
+        text = "Draft as `selfspec tune` found here for this model, where no draft is named.  [default: on]"
+        tuned = Flag("--tuned/--no-tuned", default=None, section="Drafting", help=text)
+        return [*model_flags(), *_request_flags(), who, tuned, *others, *_refused_flags()]
 
 
 class MeasuringCommand(MadeCommand):
