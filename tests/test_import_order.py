@@ -35,7 +35,7 @@ LAYERS = [
     ["machine"],
     ["processors", "grammar"],
     ["sampling", "verify"],
-    ["context", "joining", "scoring", "watch"],
+    ["context", "feeds", "joining", "scoring", "watch"],
     ["drafters"],
     ["decode", "reference"],
     ["request", "wire"],
@@ -49,7 +49,7 @@ LAYERS = [
     ["train"],
     ["cli", "__main__"],
 ]
-TORCH = ("runtime.torch", "runtime.products")
+TORCH = ("runtime.torch", "runtime.products", "train.heads")
 RIVALS = {"measure.hf"}  # other programs that run in this process, imported when they are asked for
 ENTRANCE = {""}  # the package itself re-exports lazily
 

@@ -133,11 +133,14 @@ class Flight:
         seat = self._seats.pop(index)
         if seat.text is not None:
             self._loop.remove(seat.text)
+        self._context.feeds.close(seat.slot)
         self._leave(seat)
 
     def close(self) -> None:
         """Let go of all."""
         self._loop.close()
+        for seat in self._seats.values():
+            self._context.feeds.close(seat.slot)
         self._seats.clear()
 
     def _piece(self, seat: _Seat) -> list[Progress]:
@@ -149,12 +152,14 @@ class Flight:
             seat.filled = len(prompt)
             return [self._after(seat, self._loop.add([seat.text], seat.generation.drafter))]
         before = context.row_layers[seat.slot]
+        context.feeds.open(seat.slot, seat.generation.drafter.parts, seat.filled)
         try:
             context.write(seat.slot, prompt[:stop], seat.filled, seat.generation.prompt_scores)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 (whatever it was, the others go on)
             del self._seats[seat.index]
+            context.feeds.close(seat.slot)
             return [Progress(seat.index, end=error)]
         seat.cost += context.row_layers[seat.slot] - before
         seat.filled = stop

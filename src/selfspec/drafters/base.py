@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from selfspec.context import Context, Text
     from selfspec.drafters.ahead import Ahead, Outcome
+    from selfspec.feeds import Feed
     from selfspec.model import Tokenizer
     from selfspec.model.config import ModelConfig
     from selfspec.rounds import Commit, Round
@@ -191,6 +192,11 @@ class Drafter(ABC):
         return 0
 
     @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers after which it reads the states of every committed row (`selfspec.feeds`); most read none."""
+        return ()
+
+    @property
     def parts(self) -> tuple[Drafter, ...]:
         """The drafters that it consists of: itself, unless it asks others."""
         return (self,)
@@ -216,6 +222,9 @@ class Drafter(ABC):
 
         Raises SelfspecError, before anything is generated, for what this engine cannot do.
         """
+
+    def read(self, context: Context, feed: Feed) -> None:  # noqa: B027 (who taps no layers has nothing to read)
+        """More rows of a text wait for it than are kept for long: read them."""
 
     def begin(self, text: Text) -> None:  # noqa: B027 (many have nothing to do)
         """A text enters. All state is per text: one drafter may serve many streams at once."""
