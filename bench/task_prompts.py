@@ -32,7 +32,8 @@ ON_ONE = (
     "What is the main idea of this text?\n\n{0}",
 )
 ON_SEVERAL = (
-    "Answer the question using the passages.\n\nPassage 1: {0}\n\nPassage 2: {1}\n\nPassage 3: {2}\n\nQuestion: {3}",
+    "Answer the question using the passages.\n\nPassage 1: {0}\n\nPassage 2: {1}\n\nPassage 3: {2}\n\n"
+    "Question: {3}",
     "Context:\n{0}\n\n{1}\n\n{2}\n\nBased on the context, {3}",
     "Document [1] {0}\n\nDocument [2] {1}\n\nDocument [3] {2}\n\nQuestion: {3}\nAnswer:",
 )
