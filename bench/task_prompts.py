@@ -1,8 +1,8 @@
 """Prompts about texts that the model wrote itself: summaries, questions on passages, rewriting, facts, translation.
 
 A head learns what the model says to the prompts that it is shown; short questions alone teach it nothing of answers
-to long ones. This makes prompts with passages from the answers of a folder of `selfspec train data`, so that no text
-of others is needed:
+to long ones. This makes prompts with passages from the answers of a folder of `selfspec train data`, so that no
+text of others is needed:
 
     python bench/task_prompts.py --data answers --out tasks.jsonl --count 1000
     selfspec train data --prompts tasks.jsonl --out task-answers
