@@ -17,7 +17,6 @@ import numpy as np
 from selfspec.errors import OptionError
 from selfspec.feeds import Feeds
 from selfspec.joining import concatenate, merge, padded, select
-from selfspec.processors import active
 from selfspec.rounds import Commit
 from selfspec.sampling import distribution
 from selfspec.types import (
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
     from selfspec.runtime.base import Cache, Runtime
     from selfspec.sampling import Chance
+    from selfspec.scoring import PromptScores
 
 PREFILL_ROWS = 512
 
@@ -55,6 +55,7 @@ class Text:
     a ``finish_reason``, or with the ``error`` that ended it. Where ``samples_drafts`` is off, drafters take the
     likeliest token instead of drawing one; ``explanation`` is what the drafter leaves behind to say how it decided,
     JSON-ready. ``logprobs`` asks for the `Score` of every new token, with so many likeliest ones; None for none.
+    ``prompt_scores`` takes those of the prompt.
     """
 
     index: int
@@ -71,6 +72,7 @@ class Text:
     samples_drafts: bool = True
     explanation: dict[str, Any] | None = None
     logprobs: int | None = None
+    prompt_scores: PromptScores | None = None
     prompt_length: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,19 +106,12 @@ class Text:
         return self._law(logits, self.prefix(draft), self.sampling)
 
     def draft_law(self, logits: Array, draft: Sequence[int] = ()) -> Distribution:
-        """What a drafter makes of its own ``logits`` [V]: the same, without the user's callables.
+        """What a drafter makes of its own ``logits`` [V]: the same, without the user's callables. A grammar holds.
 
         Realised with the target's noise where sampling is coupled, so that draft and target often agree.
         """
         sampling = self.sampling.for_drafts
         return self._law(logits, self.prefix(draft), sampling if self.samples_drafts else sampling.likeliest)
-
-    @property
-    def drafts_likeliest(self) -> bool:
-        """Whether `draft_law` is the token with the largest logit, whatever the prefix."""
-        sampling = self.sampling.for_drafts
-        sampling = sampling if self.samples_drafts else sampling.likeliest
-        return sampling.is_greedy and not active(sampling)
 
     def draft_law_at(self, logits: Array, place: int) -> Distribution:
         """What `draft_law` would have been of the logits [V] of what stands at ``place`` of the text now."""
@@ -168,11 +163,13 @@ class Context:
 
     def prefill(self, text: Text) -> Array:
         """Run all layers over the prompt, in chunks; returns the logits [V] of its last row."""
-        hidden = self.write(text.slot, text.tokens, text.cached)
+        hidden = self.write(text.slot, text.tokens, text.cached, text.prompt_scores)
         assert hidden is not None
         return self.runtime.logits(hidden[-1:])[0]
 
-    def write(self, slot: int, tokens: Sequence[int], first: int = 0) -> Array | None:
+    def write(
+        self, slot: int, tokens: Sequence[int], first: int = 0, scores: PromptScores | None = None
+    ) -> Array | None:
         """Run all layers over ``tokens[first:]`` of a slot, in chunks; the states of the last chunk, if any."""
         hidden = None
         for start in range(first, len(tokens), self._prefill_rows):
@@ -180,6 +177,8 @@ class Context:
             rows = Rows.of([slot] * len(chunk), range(start, start + len(chunk)))
             self.feeds.forget()
             hidden, _ = self._run(self.runtime.embed(chunk, rows.positions), self.full, rows)
+            if scores is not None:
+                scores.take(self.runtime, hidden, start)
             self.feeds.deliver(self, slot, chunk, start, range(start, start + len(chunk)))
         self.feeds.forget()
         return hidden

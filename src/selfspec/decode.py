@@ -220,10 +220,10 @@ def _scored(text: Text, commit: Commit, rows: Any, verdict: Verdict) -> Commit:
 
 
 def _rule(text: Text, draft: Draft) -> Callable[..., Verdict]:
-    """The rule that accepts most; chains are judged as a block unless a user's callable would see it."""
+    """The rule that accepts most; chains are judged as a block unless a callable or a grammar would see it."""
     if draft.parents is not None:
         return verify_tree
-    return verify_chain if text.sampling.processors else verify_block
+    return verify_chain if text.sampling.is_stateful else verify_block
 
 
 def _target(text: Text, draft: Draft, rows: Array) -> Callable[[int], Distribution]:

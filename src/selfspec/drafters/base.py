@@ -130,7 +130,9 @@ class Drafter(ABC):
     nothing beside a pass and is deterministic: it may be asked for one in every round. ``usual_alpha`` is how often
     a draft token of such a drafter is right: what `auto` goes by until it has seen some. (Most exits of models that
     were not trained for it seldom are.) ``looks_ahead`` says
-    that it can draft for tokens that are not committed, beside a verification (`ahead`).
+    that it can draft for tokens that are not committed, beside a verification (`ahead`). ``reads_prompt_states``
+    says that it needs the target's states of every row of the prompt: then all of them run, and no cells of another
+    text stand in for some.
     """
 
     Options: ClassVar[type[DraftOptions]] = DraftOptions
@@ -139,6 +141,7 @@ class Drafter(ABC):
     samples: bool = False
     is_free: bool = False
     looks_ahead: bool = False
+    reads_prompt_states: bool = False
     usual_alpha: ClassVar[float] = 0.25
 
     def __init__(self, options: DraftOptions, config: ModelConfig) -> None:

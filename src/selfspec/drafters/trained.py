@@ -20,13 +20,14 @@ from selfspec.feeds import MOST_PENDING
 from selfspec.joining import concatenate
 from selfspec.model.head_file import HeadFile, read_facts, read_head
 from selfspec.model.reading import expanded, quoted
+from selfspec.processors import active
 from selfspec.runtime.attached import identity_of, parameters
 from selfspec.types import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from selfspec.context import Context
+    from selfspec.context import Context, Text
     from selfspec.drafters.base import Host
     from selfspec.drafters.steps import Growing
     from selfspec.feeds import Feed
@@ -102,6 +103,13 @@ def _names_of(host: Host) -> tuple[str, str]:
     return host.kept(("identity",), lambda: (identity_of(host.runtime), host.fingerprint))
 
 
+def _drafts_likeliest(text: Text) -> bool:
+    """Whether `Text.draft_law` is the token with the largest logit, whatever the prefix."""
+    sampling = text.sampling.for_drafts
+    sampling = sampling if text.samples_drafts else sampling.likeliest
+    return sampling.is_greedy and not active(sampling)
+
+
 class Attachment:
     """A head beside the target of an engine, with a cache for each context."""
 
@@ -170,7 +178,7 @@ class Attachment:
 
     def said(self, growing: Sequence[Growing], states: Array) -> Sequence[Array | Likeliest]:
         """What follows rows: logits [V] each, or the likeliest token where no text asks for more."""
-        if all(chain.text.drafts_likeliest and not chain.comb.width for chain in growing):
+        if all(_drafts_likeliest(chain.text) and not chain.comb.width for chain in growing):
             return self.attached.best(states)
         rows: Sequence[Array] = self.attached.wide(self.attached.logits(states))
         return rows

@@ -12,6 +12,9 @@ from selfspec.runtime.costs import PassCosts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from selfspec.model.config import ModelConfig
     from selfspec.model.head_file import HeadFile
     from selfspec.runtime.attached import Attached
@@ -98,6 +101,14 @@ class Runtime(ABC):
             return ""
         return f"the runtime {self.name} leaves out whole sub-layers only: name these, or use runtime torch"
 
+    def weight(self, role: str, layer: int | None = None) -> NDArray[np.float32] | None:  # noqa: ARG002
+        """A weight as it is computed with here, in float32; matrices as [out, in].
+
+        ``role`` is one of `selfspec.runtime.parts`, of a ``layer`` or (None) of the ends; None if there is none.
+        Raises OptionError where the runtime does not give its weights.
+        """
+        raise OptionError(f"the runtime {self.name} does not give its weights; use cpu or torch")
+
     def vectors(self) -> Iterator[tuple[str, Array]]:
         """The weights that are vectors, by name: they are never rounded, so they tell checkpoints apart."""
         yield from ()
@@ -137,6 +148,10 @@ class Runtime(ABC):
     @abstractmethod
     def new_cache(self, slots: int, length: int) -> Cache:
         """An empty cache of ``slots`` sequences of up to ``length`` cells."""
+
+    def cache_bytes(self, slots: int, length: int) -> int:
+        """Bytes of such a cache (`Cache.nbytes`), before there is one."""
+        return self.new_cache(slots, length).nbytes
 
     @abstractmethod
     def keep(self, cache: Cache, rows: Rows) -> None:

@@ -19,6 +19,7 @@ from selfspec.errors import CorruptModelError, OptionError, UnsupportedModelErro
 from selfspec.model.config import DTYPE_BYTES
 from selfspec.model.families import config_from_hf, family_of, weight_shapes, weights_by_role, with_layout_of
 from selfspec.runtime.base import Cache, Runtime
+from selfspec.runtime.parts import part_of
 from selfspec.runtime.products import linear
 from selfspec.runtime.rings import split
 from selfspec.runtime.rotary import inverse_frequencies
@@ -31,6 +32,7 @@ from selfspec.types import MOST_ROWS, Array, LayerPlan, Rows, SubLayer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from selfspec.model.config import ModelConfig, Rope
@@ -151,6 +153,14 @@ class TorchRuntime(Runtime):
             return f"{self.config.family} has {reason}: name whole sub-layers"
         return ""
 
+    def weight(self, role: str, layer: int | None = None) -> NDArray[np.float32] | None:
+        """See `Runtime.weight`."""
+        part = part_of(self.config, role, layer)
+        if part is None:
+            return None
+        whole = self.weights[part.name].detach().float().cpu().numpy()
+        return np.ascontiguousarray(part.cut(whole, len(whole)))
+
     def vectors(self) -> Iterator[tuple[str, Array]]:
         """See `Runtime.vectors`."""
         for layer in range(self.config.num_layers):
@@ -190,6 +200,12 @@ class TorchRuntime(Runtime):
         size = slots * length * self.config.kv_values_per_token * self.value_bytes
         with memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; {FEWER}"):
             return TorchCache.new(self._embedding, self.config, (slots, length), (self.most_rows, self.block))
+
+    def cache_bytes(self, slots: int, length: int) -> int:
+        """See `Runtime.cache_bytes`."""
+        from selfspec.runtime.cache_sizes import torch_cache_bytes
+
+        return torch_cache_bytes(self.config, self.value_bytes, slots, length)
 
     def keep(self, cache: Cache, rows: Rows) -> None:
         """See `Runtime.keep`: the cells of all ``rows`` are read before any is written."""
