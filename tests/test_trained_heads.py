@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -85,6 +85,13 @@ def test_drafts_are_those_of_the_definition(form, monkeypatch):
     notes.check(form, runtime, 40)
     assert drafter.extra_bytes.weights > 0
     assert (drafter.extra_bytes.kv > 0) == (form != "linear")
+
+
+@dataclass
+class Done:
+    """What a generation came to."""
+
+    cached_tokens: int = 0
 
 
 class Turns(Drafter):
@@ -197,7 +204,8 @@ def test_prompts_in_pieces_are_read_from_their_beginning(form, monkeypatch):
             return text
 
         take = staticmethod(lambda _: [])
-        completion = staticmethod(lambda *_: "done")
+        completion = staticmethod(lambda *_: Done())
+        prompt_scores = None
 
     Generation.drafter = drafter
     flight.board(0, Generation())

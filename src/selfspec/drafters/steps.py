@@ -100,7 +100,8 @@ class StepDrafter(Drafter):
     def step(self, context: Context, growing: Sequence[Growing]) -> Array | Sequence[Array | Likeliest]:
         """Logits of what follows each of the `Growing.rows` of each draft [all rows, V], draft after draft.
 
-        A row may be a `Likeliest` where the law is the largest logit's token, whatever the prefix, without siblings.
+        Where the law is the largest logit's token whatever the prefix, and without siblings, a row may be a
+        `Likeliest`.
         """
 
     def groups(self, chains: list[Growing]) -> Iterable[list[Growing]]:
