@@ -6,15 +6,18 @@ many texts run together, their lengths and ends, γ, the temperature, and what s
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from constraints import PROCESSORS, settings, some
 from doubles import STATES, Host, run, tiny_core, tiny_hybrid, tiny_runtime
+from random_heads import fitted_eagle, nearly_untrained, random_facts
 
 from selfspec.drafters import create, drafter_class
 from selfspec.drafters.adaptive_exit import AdaptiveExit
@@ -23,6 +26,7 @@ from selfspec.drafters.early_exit import EarlyExitOptions
 from selfspec.drafters.shadow import Choice, ExitControl
 from selfspec.drafters.suffix import Suffix, SuffixOptions
 from selfspec.measure.toy import MarkovRuntime
+from selfspec.model.head_file import write_head
 from selfspec.reference import oracle
 from selfspec.runtime.base import Runtime
 from selfspec.sampling import Chance
@@ -150,14 +154,17 @@ class Climber(AdaptiveExit):
         return Whimsical(self.seed, self.candidates, self._costs)
 
 
-class Taught:
+class Taught(Host):
     """An engine whose controller knows all kinds of draft, thinks something of each, and takes them for cheap."""
 
-    def __init__(self, seed):
+    def __init__(self, target, seed):
+        super().__init__(target, {})
         self.random = np.random.default_rng(seed)
 
     def kept(self, key, make):
         made = make()
+        if key[0] != "auto":
+            return made
         for record in made.records:
             good = self.random.uniform(0.5, 1.0)
             record.judged(True)
@@ -240,6 +247,42 @@ PARTS = {  # drafters of runtimes that can leave out a part of a sub-layer
     "layer_skip heads": ("layer_skip", {"skip": "attention 4 heads 2:0-1,3:3 channels 1:0-15"}),
     "layer_skip channels comb": ("layer_skip", {"skip": "channels 1-3:8-15", "siblings": 1}),
 }
+FORMS = {
+    "linear": random_facts("exit_head", "linear", taps=(4,)),
+    "attention": random_facts("exit_head", "attention", taps=(3,)),
+    "layer": random_facts("exit_head", "layer", taps=(4,)),
+    "eagle": random_facts("eagle"),
+}
+LACKS = (3, 42)  # tokens that a trimmed vocabulary has not
+
+
+@cache
+def head(form):
+    """A trained head for the tiny decoder in a file, right now and then; all but one with a trimmed vocabulary."""
+    target, path = tiny_runtime(), Path(tempfile.mkdtemp()) / f"{form}.safetensors"
+    if form == "eagle":
+        texts = [prompt + oracle(target, prompt, 2 * MOST, Chance(SEED, 0), Sampling()) for prompt in PROMPTS]
+        made = fitted_eagle(target, FORMS[form], texts)
+    else:
+        tokens = None if form == "layer" else [token for token in range(SIZE) if token not in LACKS]
+        made = nearly_untrained(target, FORMS[form], tokens)
+    write_head(path, made)
+    return str(path)
+
+
+HEADS = {  # drafters of runtimes that run trained heads: the drafter, the form of its head, and options
+    "head linear": ("early_exit", "linear", {}),
+    "head linear comb": ("early_exit", "linear", {"siblings": 1, "confidence": 0.02}),
+    "head attention": ("early_exit", "attention", {}),
+    "head layer": ("early_exit", "layer", {"confidence": 0.02, "adaptive": True}),
+    "eagle": ("eagle", "eagle", {}),
+    "eagle comb": ("eagle", "eagle", {"siblings": 2, "confidence": 0.02}),
+}
+HEAD_CHAINS = {
+    name: ("staged", name.split(">")) for name in ("ngram>head layer", "head attention>early_exit 4", "mixed>eagle")
+}
+HEAD_CONTROLLERS = {"auto heads": ("ngram:adaptive=off", "early_exit", "eagle", "early_exit:exit_layer=2")}
+WITH_HEADS = [*HEADS, *HEAD_CHAINS, *HEAD_CONTROLLERS]
 STAGES = [
     *EARLY_EXITS,
     "early_exit stop",
@@ -271,23 +314,35 @@ SAMPLED = {"auto drawing"} | {
     name for name, (kind, _) in (CHAINS | TREES | LIGHTER | PARTS).items() if kind not in DETERMINISTIC
 }
 SAMPLED |= {name for name, (_, found) in STAGED.items() if SAMPLED.intersection(found)}
+SAMPLED |= {*HEADS, *HEAD_CHAINS}
 
 
 def drafter(name, target, texts, gamma, seed=0):
     """What `run` takes: a drafter or its class, and its options."""
-    kind, options = (DRAFTERS | LIGHTER | PARTS | STAGED | AHEAD)[name]
+    if name in HEADS:
+        kind, form, options = HEADS[name]
+        return create(
+            _class(kind), target.config, {"head": head(form), "gamma": gamma, **options}, Host(target, {})
+        ), None
+    if name in HEAD_CONTROLLERS:
+        own = {"eagle": head("eagle"), "early_exit": head("layer")}
+        found = [f"{part}:head={own[part]}" if part in own else part for part in HEAD_CONTROLLERS[name]]
+        return create(
+            _class("auto"), target.config, {"candidates": found, "gamma": gamma}, Taught(target, seed)
+        ), None
+    kind, options = (DRAFTERS | LIGHTER | PARTS | STAGED | AHEAD | HEAD_CHAINS)[name]
     if name in AHEAD:
         part, given = drafter(options, target, texts, gamma)
         wraps = part if given is None else create(part, target.config, given)
         return create(_class(kind), target.config, {"wraps": wraps, "adaptive": False}, host_of(target)), None
-    if name in STAGED:
+    if name in STAGED | HEAD_CHAINS:
         less = range(len(options))  # a stage may draft more than the next one, or less
         own = [max(gamma - i, 0) for i in (less if seed % 2 else reversed(less))]
         made = [drafter(stage, target, texts, most, seed) for stage, most in zip(options, own, strict=True)]
         parts = [part if given is None else create(part, target.config, given) for part, given in made]
         return create(_class(kind), target.config, {"stages": parts, "gamma": gamma}), None
     if name in CONTROLLERS:
-        return create(_class(kind), target.config, {**options, "gamma": gamma}, Taught(seed)), None
+        return create(_class(kind), target.config, {**options, "gamma": gamma}, Taught(target, seed)), None
     if kind in (Bush, Told, Climber):
         return kind(target.config, texts, gamma=gamma, **options), None
     options = {**options, "gamma": gamma}
@@ -403,9 +458,9 @@ class Cell:
 def cells(runtime_name, drafter_name) -> Iterator[Cell]:
     """Every value of every axis, in a random arrangement; shapings go round over the drafters."""
     count = RUNTIMES[runtime_name].cells
-    if drafter_name in STAGED | AHEAD:
+    if drafter_name in [*STAGED, *AHEAD, *WITH_HEADS]:
         count = min(count // 2, 18)
-    place = [*DRAFTERS, *LIGHTER, *PARTS, *STAGED, *AHEAD].index(drafter_name)
+    place = [*DRAFTERS, *LIGHTER, *PARTS, *STAGED, *AHEAD, *WITH_HEADS].index(drafter_name)
     random = np.random.default_rng([place, *runtime_name.encode()])
 
     def axis(values):
@@ -458,7 +513,9 @@ def check(runtime_name, drafter_name, cell) -> tuple[list[int], int]:
         seed=SEED,
         ends=[lambda token, stop=stop: token == stop for stop in stops],
         each_round=each_round,
-        clock=Erratic(cell.seed, runtime(runtime_name).costs) if drafter_name in CONTROLLERS else time.perf_counter,
+        clock=Erratic(cell.seed, runtime(runtime_name).costs)
+        if drafter_name in CONTROLLERS | HEAD_CONTROLLERS
+        else time.perf_counter,
     )
     for prompt, text, count, stop, got in zip(prompts, texts, counts, stops, done, strict=True):
         want = text[len(prompt) : len(prompt) + count]

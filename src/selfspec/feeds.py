@@ -109,8 +109,11 @@ class Feeds:
     def open(self, slot: int, readers: Sequence[Reader], filled: int) -> None:
         """These read the rows of a slot's text, of which ``filled`` have run: a new one, or more of a prompt."""
         known = self._feeds.get(slot, {})
-        feeds = {reader: known.get(reader) for reader in readers if reader.taps}
-        self._feeds[slot] = {r: f if f and f.end == filled else Feed(slot) for r, f in feeds.items()}
+        self._feeds[slot] = feeds = {}
+        for reader in readers:
+            if reader.taps:
+                feed = known.get(reader)
+                feeds[reader] = feed if feed is not None and feed.end == filled else Feed(slot)
         self._listen()
 
     def close(self, slot: int) -> None:

@@ -54,7 +54,7 @@ def test_the_page(call, folder):
         "without a draft",
         "largest context",
         "to keep",
-        "exit_head *",
+        "exit_head",
         "a second checkpoint",
         "2 at once",
     ):

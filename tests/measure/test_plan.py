@@ -293,10 +293,13 @@ def test_a_profile_decides(tiny, tmp_path):
         plan(tiny, **asked, profile=tmp_path / "none")
 
 
-def test_stated_numbers_decide(large):
+def test_stated_numbers_decide(large, monkeypatch):
     """Guards α and c by way, v, the formula, and that only what is built and fits is recommended."""
     asked = {"memory": "26GB", "context": "8k", "runtime": "cpu"}
-    found = plan(large, **asked, alpha={"quantized": 0.8, "eagle": 0.9, "early_exit": 0.3})
+    stated = {"quantized": 0.8, "eagle": 0.9, "early_exit": 0.3}
+    assert plan(large, **asked, alpha=stated).recommendation.startswith("Draft with eagle")
+    monkeypatch.setattr("selfspec.measure.ways.available", lambda: {"quantized", "early_exit"})
+    found = plan(large, **asked, alpha=stated)
     rows = {row.label: row for row in found.rows}
     light = rows["quantized int4"]
     assert light.worth.speedup == pytest.approx(

@@ -34,6 +34,7 @@ from selfspec.drafters.evidence import Counts, Estimate, Knowledge, Mean, Rounds
 from selfspec.drafters.explain import Expected, Tally, explained
 from selfspec.drafters.prior import read_prior
 from selfspec.drafters.specs import Spec, parse_specs, with_commas
+from selfspec.drafters.trained import shipped
 from selfspec.drafters.turn import NOTHING, Choice, Memory, Seat, Turn
 from selfspec.errors import OptionError
 
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 CANDIDATES = "suffix,early_exit"
 """What brings no weights and no KV: a default must not take memory that nobody asked for. `quantized` and
-`draft_model` are for those who name them."""
+`draft_model` are for those who name them. A trained head that comes with the package joins them (a few MB)."""
 LOOK_AGAIN = 64
 """Rounds after which one without a draft shows again what plain decoding costs."""
 _UNKNOWN_STEP = 0.5  # of a pass: a draft step of a drafter of which nothing is known
@@ -104,6 +105,7 @@ class Auto(Drafter):
         super().__init__(options, config)
         self._settings = options
         self._labelled = list(_candidates(options, config))
+        self._has_shipped = False  # whether heads that come with the package were looked for
         self.samples = any(part.samples for part in self.parts)
         self._knowledge = self._unknowing()
         self._choices = self._judged()
@@ -134,7 +136,14 @@ class Auto(Drafter):
         return any(part.uses_prediction for part in self.parts)
 
     def bind(self, host: Host) -> None:
-        """Candidates get what they need of the engine; what is learned is kept there."""
+        """Candidates get what they need of the engine; what is learned is kept there.
+
+        Trained heads that come with the package for this checkpoint are candidates by default.
+        """
+        if self._settings.candidates == CANDIDATES and not self._has_shipped:
+            self._labelled += _shipped(host, self._settings, self.config)
+            self._has_shipped = True
+            self.samples = any(part.samples for part in self.parts)
         for _, candidate in self._labelled:
             candidate.bind(host)
         key = ("auto", self._settings.profile, *(label for label, _ in self._labelled))
@@ -176,7 +185,7 @@ class Auto(Drafter):
             costs.observe(rows, seconds)
         for (_, candidate), record in zip(self._labelled, known.records, strict=True):
             plan = candidate.plan
-            is_exit = plan is not None and plan.shared_prefix == plan.row_layers
+            is_exit = plan is not None and plan.shared_prefix == plan.row_layers and candidate.step_share is None
             if is_exit and plan is not None and (found := prior.exits.get(plan.shared_prefix)):
                 record.believe(found.c, found.alphas)
         return known
@@ -190,7 +199,8 @@ class Auto(Drafter):
         for (label, candidate), record in zip(self._labelled, self._knowledge.records, strict=True):
             c, f, plan = candidate.step_share or _UNKNOWN_STEP, 0.0, candidate.plan
             if plan is not None:
-                c = head + (1.0 - head) * plan.row_layers / config.num_layers
+                if candidate.step_share is None:  # else it has a head of its own
+                    c = head + (1.0 - head) * plan.row_layers / config.num_layers
                 f = (1.0 - head) * plan.shared_prefix / config.num_layers
             made.append(Choice(label, candidate, record, c, f))
         return made
@@ -341,6 +351,15 @@ def _candidates(options: AutoOptions, config: ModelConfig) -> Iterator[tuple[str
             continue
         for spec in parse_specs(with_commas(entry, _names())):
             yield from _variants(spec, options, config)
+
+
+def _shipped(host: Host, options: AutoOptions, config: ModelConfig) -> Iterator[tuple[str, Drafter]]:
+    """Trained heads that come with the package for this checkpoint, with their labels."""
+    shared = {"gamma": options.gamma, "confidence": options.confidence}
+    for kind, name in (("eagle", "eagle"), ("exit_head", "early_exit")):
+        if (path := shipped(host, kind)) is not None:
+            label = name if kind == "eagle" else f"{name}:head={path.stem}"
+            yield label, drafters.create(_kind(name), config, {**shared, "head": str(path)})
 
 
 def _variants(spec: Spec, options: AutoOptions, config: ModelConfig) -> Iterator[tuple[str, Drafter]]:

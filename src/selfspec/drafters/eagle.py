@@ -76,7 +76,7 @@ class Eagle(StepDrafter):
     @property
     def runs(self) -> str:
         """The head."""
-        return "unbound" if self._head is None else f"eagle head on layers {', '.join(map(str, self.taps))}"
+        return "unbound" if self._head is None else f"head on layers {', '.join(map(str, self.taps))}"
 
     @property
     def extra_bytes(self) -> Extra:
@@ -97,9 +97,9 @@ class Eagle(StepDrafter):
 
     def read(self, context: Context, feed: Feed) -> None:
         """Run over what waits, but for the last row, whose next token is not known yet."""
-        first, tokens, states = feed.take(len(feed) - 1)
+        first, tokens, states = self._bound.taken(feed, len(feed) - 1)
         follow = [*tokens[1:], feed.tokens[0]]
-        rows = Rows.of([feed.slot] * len(tokens), range(first - feed.origin, first - feed.origin + len(tokens)))
+        rows = Rows.of([feed.slot] * len(tokens), range(first, first + len(tokens)))
         made = self._bound.run(context, self._bound.attached.features(states), follow, rows)
         feed.tail = made[-1:]
 
@@ -122,10 +122,10 @@ class Eagle(StepDrafter):
         for i, (chain, feed) in enumerate(zip(growing, feeds, strict=True)):
             if not len(feed):
                 continue
-            first, own, states = feed.take(len(feed))
+            first, own, states = head.taken(feed, len(feed))
             tokens += [*own[1:], chain.text.pending]
             slots += [feed.slot] * len(own)
-            cells += range(first - feed.origin, first - feed.origin + len(own))
+            cells += range(first, first + len(own))
             entering.append(states)
             last[i] = len(cells) - 1
         if entering:

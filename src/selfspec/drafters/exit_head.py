@@ -81,8 +81,8 @@ class ExitHead(FixedSelfDraft):
 
     def read(self, context: Context, feed: Feed) -> None:
         """Run over what waits."""
-        first, _, states = feed.take(len(feed))
-        rows = Rows.of([feed.slot] * len(states), range(first - feed.origin, first - feed.origin + len(states)))
+        first, _, states = self._head.taken(feed, len(feed))
+        rows = Rows.of([feed.slot] * len(states), range(first, first + len(states)))
         self._head.run(context, states, (), rows)
 
     def said(
@@ -117,7 +117,7 @@ class ExitHead(FixedSelfDraft):
             return [], feed.first + chain.depth - feed.origin
         first, waiting = feed.first - feed.origin, []
         if len(feed):
-            waiting = [feed.take(len(feed))[2]]
+            waiting = [self._head.taken(feed, len(feed))[2]]
         if feed.first != len(chain.text.tokens) - 1:  # nothing is known of the rows before
             feed.begin(len(chain.text.tokens) - 1)
             first, waiting = 0, []

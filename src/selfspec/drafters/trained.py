@@ -26,9 +26,10 @@ from selfspec.types import Rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from selfspec.context import Context, Text
+    from selfspec.context import Context
     from selfspec.drafters.base import Host
     from selfspec.drafters.steps import Growing
+    from selfspec.feeds import Feed
     from selfspec.model.config import ModelConfig
     from selfspec.model.head_file import HeadFacts
     from selfspec.runtime.attached import Attached, Likeliest
@@ -115,6 +116,7 @@ class Attachment:
         self._attached: Attached | None = None
         self._caches: WeakKeyDictionary[Context, Cache] = WeakKeyDictionary()
         self._kv_bytes = 0  # the most that a text has had
+        self._waiting = 0  # bytes of states that waited of one text, at most
 
     def bind(self, host: Host) -> None:
         """Attach the head; raises OptionError where it does not belong to this model."""
@@ -139,8 +141,18 @@ class Attachment:
 
     @property
     def extra_bytes(self) -> Extra:
-        """Its weights, and its keys and values of one text."""
-        return Extra() if self._attached is None else Extra(self._attached.weight_bytes, self._kv_bytes)
+        """Its weights; its keys and values of one text, and the states that waited for it."""
+        return (
+            Extra()
+            if self._attached is None
+            else Extra(self._attached.weight_bytes, self._kv_bytes + self._waiting)
+        )
+
+    def taken(self, feed: Feed, rows: int) -> tuple[int, list[int], Array]:
+        """The first ``rows`` that wait: as `Feed.take`, but the cell of the first in this head's cache."""
+        first, tokens, states = feed.take(rows)
+        self._waiting = max(self._waiting, states.nbytes)
+        return first - feed.origin, tokens, states
 
     def run(self, context: Context, entering: Array, tokens: Sequence[int], rows: Rows) -> Array:
         """Its states [R, d]; in passes of at most `MOST_PENDING` rows, which are counted."""
@@ -173,8 +185,3 @@ class Attachment:
         self._caches[context] = cache
         self._kv_bytes = max(self._kv_bytes, cache.nbytes // cache.slots)
         return cache
-
-
-def rows_of(text: Text, first: int, count: int, origin: int) -> tuple[list[int], range]:
-    """Slots and cells of rows from position ``first`` on, in the cache of a head that began at ``origin``."""
-    return [text.slot] * count, range(first - origin, first - origin + count)

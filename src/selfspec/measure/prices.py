@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec.drafters import available, drafter_class
 from selfspec.errors import OptionError
+from selfspec.measure.heads import eagle
 from selfspec.measure.sizes import Sizes, native_sizes, sizes_of
 from selfspec.model.load import config_of, locate
 from selfspec.request import draft_buffers
@@ -49,8 +50,9 @@ def prices(model: str, sizes: Sizes, draft_model: str | None = None, draft_bits:
     own = [
         Price(drafter.name, drafter.runs, 0, 0, share(drafter, sizes), "nothing")
         for drafter in drafting(sizes.config)
-        if drafter.name != "quantized"
+        if drafter.name not in ("quantized", "eagle")
     ]
+    own += _trained(sizes)
     lighter = [
         Price("quantized", light.precision, light.total, 0, light.whole_step / sizes.whole_step, "nothing")
         for light in in_fewer_bits(model, sizes)
@@ -64,6 +66,15 @@ def prices(model: str, sizes: Sizes, draft_model: str | None = None, draft_bits:
         *lighter,
         Price("draft_model", f"{draft_model} {held.precision}", held.total, held.kv, c, SECOND),
     ]
+
+
+def _trained(sizes: Sizes) -> Iterator[Price]:
+    """An EAGLE-3 head of published shape, beside a model that can have one."""
+    if sizes.config.recurrences:
+        return
+    module, layers = eagle(sizes), sizes.config.num_layers
+    c = module.reads / sizes.whole_step
+    yield Price("eagle", "EAGLE-3, one layer", module.weights, module.kv_layers * sizes.kv // layers, c, HEAD)
 
 
 def keeps(draft: str, options: Mapping[str, Any]) -> str:

@@ -54,8 +54,8 @@ class Way:
 
     @property
     def is_built(self) -> bool:
-        """Whether this version has it."""
-        return self.name == PLAIN or self.name in available()
+        """Whether this version has it; an exit head drafts as `early_exit`."""
+        return self.name in (PLAIN, "exit_head") or self.name in available()
 
 
 @dataclass(frozen=True)
