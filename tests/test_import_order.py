@@ -31,9 +31,10 @@ LAYERS = [
     ["measure"],
     ["server"],
     ["export"],
+    ["hf", "vllm", "llamacpp"],
     ["cli", "__main__"],
 ]
-TORCH = ("runtime.torch", "runtime.products")
+TORCH = ("runtime.torch", "runtime.products", "hf.")
 RIVALS = {"measure.hf"}  # other programs that run in this process, imported when they are asked for
 ENTRANCE = {""}  # the package itself re-exports lazily
 
