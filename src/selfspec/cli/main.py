@@ -40,6 +40,7 @@ VERBS = {
     "profile": "What exits, passes and drafts cost here, and the speedups they promise.",
     "search-plan": "Which layers a draft of the same model should leave out, here.",
     "bundle": "A model and all that runs it in one folder, for boxes without a network.",
+    "export": "A part of a model as a draft model of other engines.",
     "plan": "What fits into a memory, with which draft, and whether to speculate.",
     "estimate": "What a draft is worth, from its acceptance rate and cost.",
     "simulate": "What drafting ahead would give on devices that are not here.",
