@@ -51,23 +51,24 @@ def test_transformers_drafts_with_it_as_we_do(model, tokenizer, tmp_path):
         part.save_pretrained(tmp_path / "target")
     export_draft(tmp_path / "target", "early_exit:exit_layer=3:gamma=3", "hf", tmp_path / "draft", tokens=0)
     assistant = AutoModelForCausalLM.from_pretrained(tmp_path / "draft", dtype=torch.float64)
-    asked = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    asked = {"max_new_tokens": 48, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     passes, theirs, ours = [], np.zeros(2), np.zeros(2)
     hook = model.register_forward_pre_hook(
         lambda _model, _args, given: passes.append(given["input_ids"].shape[1]), with_kwargs=True
     )
-    for prompt in PROMPTS:
+    for prompt in PROMPTS[:5]:
         inputs = tokenizer(prompt, return_tensors="pt")
         start = inputs["input_ids"].shape[1]
         plain = model.generate(**inputs, **asked)
         passes.clear()
         drafted = model.generate(**inputs, **asked, assistant_model=assistant)
         assert torch.equal(plain, drafted)
-        theirs += (60 - len(passes), sum(passes) - start - len(passes) + 1)
+        theirs += (48 - len(passes), sum(passes) - start - len(passes) + 1)
         how = {"custom_generate": selfspec.hf.generate, "draft": "early_exit", "exit_layer": 3, "gamma": 3}
         told = model.generate(**inputs, **asked, **how, return_dict_in_generate=True).speculation
         ours += (told.accepted, told.drafted)
     hook.remove()
+    print(theirs, ours)
     assert abs(theirs[0] / theirs[1] - ours[0] / ours[1]) < 0.03
 
 

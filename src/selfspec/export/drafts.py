@@ -98,7 +98,7 @@ def export_draft(
     target = checked_target(expanded(out))
     made = _write(model, draft, kind, target, told) if kind != "gguf" else _write_gguf(path, draft, target)
     acceptance = _acceptance(model, draft, tokens, told) if tokens else None
-    lines = uses(kind, os.fspath(model), str(out), made["gamma"])
+    lines = uses(kind, str(path) if kind == "gguf" else os.fspath(model), str(out), made["gamma"])
     return Export(target, kind, uses=tuple(lines), acceptance=acceptance, **made)
 
 

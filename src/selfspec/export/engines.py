@@ -23,9 +23,12 @@ _LINES: dict[str, dict[str, str]] = {
         "sglang": "python -m sglang.launch_server --model-path {model} --speculative-algorithm STANDALONE "
         "--speculative-draft-model-path {draft} --speculative-num-steps {gamma} --speculative-eagle-topk 1 "
         "--speculative-num-draft-tokens {rows}",
+        "tensorrt-llm": 'LLM("{model}", speculative_config=DraftTargetDecodingConfig(max_draft_len={gamma}, '
+        'speculative_model="{draft}"), disable_overlap_scheduler=True)',
     },
     "gguf": {
-        "llama.cpp": "llama-server -m {model} -md {draft} --draft-max {gamma} --draft-min 1 --draft-p-min 0",
+        "llama.cpp": "llama-server -m {model} -md {draft} --spec-type draft-simple --spec-draft-n-max {gamma} "
+        "--spec-draft-p-min 0",
     },
     "openvino": {
         "openvino-genai": 'openvino_genai.LLMPipeline("{model}", "CPU", '
