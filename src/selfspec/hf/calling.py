@@ -17,7 +17,7 @@ from selfspec.flight import Flight
 from selfspec.hf.checks import check_call, prompts_of
 from selfspec.hf.engines import engine_of
 from selfspec.hf.results import Speculation, Streamed, output
-from selfspec.hf.rows import Row, check_list, draft_sampling
+from selfspec.hf.rows import Row, check_rules, draft_sampling
 from selfspec.request import Completion
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ class Generate:
         options = {name: others.pop(name) for name in option_names() if name in others}
         check_call(generation_config, caller, others, input_ids)
         rules = (logits_processor, stopping_criteria)
-        for rule in rules:
-            check_list(rule, len(input_ids))
+        check_rules(*rules, len(input_ids))
         engine = engine_of(model)
         prompts = prompts_of(input_ids, others.get("attention_mask"))
         rows = [Row((input_ids, i), pads, rules, generation_config) for i, (pads, _) in enumerate(prompts)]
@@ -139,7 +138,7 @@ def _prepare(
                 f"max_length leaves room for {row.most - row.pads} tokens; this model's context is "
                 f"{engine.config.context_length}: lower max_new_tokens"
             )
-        seed = int(torch.randint(2**31, ())) if first is None else first + i
+        seed = int(torch.randint(2**31, ())) if first is None else first + i if isinstance(first, int) else first
         text = engine.prepare(prompt, made=made, max_new_tokens=room, seed=seed, **options)
         text.decide_by(row.sampling(draft_sampling(row.config, row.pads, engine.config), coupled), row.ends)
         texts.append(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,6 +83,7 @@ class Row:
     def sampling(self, drafts: Sampling, coupled: bool) -> Sampling:
         """How logits become probabilities: all is left to the processors, temperature and cuts too."""
         temperature = 1.0 if self.config.do_sample else 0.0
+        drafts = replace(drafts, coupled=coupled)
         return RowSampling(temperature, processors=(self.law,), coupled=coupled, drafts=drafts)
 
     def law(self, tokens: Sequence[int], logits: Array) -> Array:
@@ -178,19 +179,18 @@ def _is_of_transformers(rule: Any) -> bool:
     return type(rule).__module__.startswith("transformers.") and not type(rule).__name__.startswith("SynthID")
 
 
-def check_list(rules: Sequence[Any], batch: int) -> None:
+def check_rules(processors: Sequence[Any], criteria: Sequence[Any], batch: int) -> None:
     """Raise OptionError for processors and criteria that cannot be asked for one text at a time."""
-    for rule in rules:
+    for rule in (*processors, *criteria):
         held = [value for value in getattr(rule, "__dict__", {}).values() if isinstance(value, torch.nn.Module)]
         why = _BATCH_WIDE.get(type(rule).__name__, "to run a model of its own" if held else "")
         if why:
             raise OptionError(f"{_name(rule)} needs {why}; leave it out, or leave out custom_generate")
-    ends_texts = [rule for rule in rules if type(rule).__name__ not in ("MaxLengthCriteria", "MaxTimeCriteria")]
-    is_criteria = any(type(rule).__name__ == "MaxLengthCriteria" for rule in rules)
-    if batch > 1 and is_criteria and ends_texts and not any(hasattr(rule, "eos_token_id") for rule in rules):
+    own = [rule for rule in criteria if type(rule).__name__ not in ("MaxLengthCriteria", "MaxTimeCriteria")]
+    if batch > 1 and own and not any(hasattr(rule, "eos_token_id") for rule in criteria):
         raise OptionError(
-            f"{_name(ends_texts[0])} ends single texts of a batch, but there is no eos_token_id, so generate would "
-            "go on with those that have ended; give an eos_token_id, or one text at a time"
+            f"{_name(own[0])} ends single texts of a batch, but there is no eos_token_id, so generate would go on "
+            "with those that have ended; give an eos_token_id, or one text at a time"
         )
 
 
