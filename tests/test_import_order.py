@@ -15,7 +15,7 @@ ROOT = Path(selfspec.__file__).parent
 
 # From the bottom up; a module may import its own layer (same prefix) and those before it.
 LAYERS = [
-    ["_version", "errors", "settings", "plans", "types", "rounds", "control", "modes"],
+    ["_version", "errors", "documents", "journal", "settings", "plans", "types", "rounds", "control", "modes"],
     ["model"],
     ["traffic"],
     ["_native"],
@@ -32,6 +32,7 @@ LAYERS = [
     ["server"],
     ["export"],
     ["hf", "vllm", "llamacpp"],
+    ["train"],
     ["cli", "__main__"],
 ]
 TORCH = ("runtime.torch", "runtime.products", "hf.")

@@ -12,7 +12,7 @@ def main() -> None:
 
     asked = json.load(sys.stdin)
     more = {"draft_model": openvino_genai.draft_model(asked["draft"], "CPU")} if asked["draft"] else {}
-    pipeline = openvino_genai.LLMPipeline(asked["model"], "CPU", **more)
+    pipeline = openvino_genai.LLMPipeline(asked["model"], "CPU", **more, INFERENCE_NUM_THREADS=1)
     config = openvino_genai.GenerationConfig()
     config.max_new_tokens, config.ignore_eos, config.do_sample = asked["tokens"], True, False
     config.apply_chat_template = False

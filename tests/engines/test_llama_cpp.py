@@ -21,7 +21,7 @@ PROMPTS = [
     "def add(a, b):\n    return a + b\n\ndef add_three(a, b, c):",
     "Once upon a time there was a small river that",
 ]
-GAMMA, TOKENS = 3, 64
+GAMMA, TOKENS = 3, 48
 
 
 def answers(model, draft=None):
@@ -31,11 +31,13 @@ def answers(model, draft=None):
     asked = xllamacpp.CommonParams()
     asked.model.path = str(model)
     asked.n_ctx, asked.n_parallel, asked.warmup, asked.verbosity = 512, 1, False, -1
+    speaking = asked.speculative.draft
+    for threads in (asked.cpuparams, asked.cpuparams_batch, speaking.cpuparams, speaking.cpuparams_batch):
+        threads.n_threads = 1  # more wait for each other wherever the machine has something else to do
     if draft is not None:
         asked.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
-        asked.speculative.draft.mparams.path = str(draft)
-        asked.speculative.draft.n_max, asked.speculative.draft.n_min = GAMMA, 0
-        asked.speculative.draft.p_min = 0.0
+        speaking.mparams.path = str(draft)
+        speaking.n_max, speaking.n_min, speaking.p_min = GAMMA, 0, 0.0
     server = xllamacpp.Server(asked)
     found = [
         server.handle_completions(
