@@ -96,9 +96,10 @@ def export_draft(
     if kind == "gguf" and source != "gguf":
         raise not_a_gguf(os.fspath(model))
     target = checked_target(expanded(out))
-    made = _write(model, draft, kind, target, told) if kind != "gguf" else _write_gguf(path, draft, target)
+    is_whole = source == "gguf" and kind != "hf"  # its blocks stay as they are
+    made = _write_gguf(path, draft, kind, target) if is_whole else _write(model, draft, kind, target, told)
     acceptance = _acceptance(model, draft, tokens, told) if tokens else None
-    lines = uses(kind, str(path) if kind == "gguf" else os.fspath(model), str(out), made["gamma"])
+    lines = uses(kind, str(path) if is_whole else os.fspath(model), str(out), made["gamma"])
     return Export(target, kind, uses=tuple(lines), acceptance=acceptance, **made)
 
 
@@ -118,14 +119,20 @@ def _write(
     return _facts(drafter, len(cutting.layers), len(cutting.silent))
 
 
-def _write_gguf(path: Path, draft: str, target: Path) -> dict[str, Any]:
+def _write_gguf(path: Path, draft: str, kind: str, target: Path) -> dict[str, Any]:
     config = gguf_config(path)
     drafter = _drafter(draft, config)
     cutting = cutting_of(drafter.plan, config)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder, unpacked(path, Path(folder)) as source:
         part = Path(folder, "draft.gguf")
         write_gguf(source, config, cutting, part)
-        part.rename(target)
+        if kind == "openvino":
+            alone = Path(folder, "openvino")
+            alone.mkdir()
+            with aside(target) as scratch:
+                write_openvino(part.rename(alone / part.name), scratch)
+        else:
+            part.rename(target)
     return _facts(drafter, len(cutting.layers), len(cutting.silent))
 
 
