@@ -20,8 +20,12 @@ PROMPTS = [
     "The capital of France is Paris. The capital of Spain is",
     "def add(a, b):\n    return a + b\n\ndef add_three(a, b, c):",
     "Once upon a time there was a small river that",
+    "Bees visit flowers for nectar. On the way they carry",
+    "Shopping list: apples, pears, plums,",
+    "The moon changes its shape because",
+    "Dear Ana,\nthank you for your letter. I",
 ]
-GAMMA, TOKENS = 3, 48
+GAMMA, TOKENS = 3, 96
 
 
 def answers(model, draft=None):

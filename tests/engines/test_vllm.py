@@ -17,8 +17,8 @@ import selfspec
 from selfspec.export.drafts import export_draft
 
 pytestmark = pytest.mark.engines
-PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3], [9, 10, 11, 12, 13, 9, 10, 11], [40, 41, 42]]
-TOKENS, GAMMA = 48, 3
+PROMPTS = [[first, *range(3, 3 + first % 7), first, first + 1] for first in range(20, 30)]
+TOKENS, GAMMA = 160, 3
 
 
 @pytest.fixture(scope="module")
