@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 DEMO := "Write a short poem about a river. Start every line with 'The river'." --max-new-tokens 64
 
-.PHONY: demo test check check-transformers lint fix docs bench native clean
+.PHONY: demo test check check-transformers check-browser lint fix docs bench native clean
 
 demo: $(VENV)/.demo  ## install, and run the main job on the embedded model: early exit, look-up, and no draft
 	$(BIN)/selfspec generate $(DEMO) --draft early_exit --exit-layer 26 --gamma 2 --show-drafts
@@ -29,6 +29,10 @@ check-transformers:  ## the comparisons with another release: make check-transfo
 	$(MAKE) VENV=$(OTHER) $(OTHER)/.dev
 	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check 'transformers==$(VERSION).*'
 	$(OTHER)/bin/pytest -n $(WORKERS) $(COMPARING)
+
+check-browser: $(VENV)/.dev  ## the pages in headless Chromium, which must be there (apt-get install chromium)
+	$(PIP) -c constraints.txt -e '.[dev,browser]'
+	$(BIN)/pytest -m browser
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

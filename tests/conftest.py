@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from browser import chromium, visit  # noqa: F401 (fixtures)
 from tiny_folder import write_model
 
 import selfspec

@@ -29,6 +29,7 @@ LAYERS = [
     ["engine", "stream", "batch", "flight", "generation"],
     ["loading"],
     ["measure"],
+    ["reporting"],
     ["server"],
     ["export"],
     ["hf", "vllm", "llamacpp"],

@@ -104,6 +104,8 @@ class _Plan:
         return {
             "selfspec": __version__,
             "model": engine.name,
+            "fingerprint": engine.fingerprint,
+            "layers": engine.config.num_layers,
             "runtime": engine.runtime.name,
             "precision": engine.runtime.precision,
             "baseline": BASELINE,

@@ -43,6 +43,7 @@ VERBS = {
     "export": "A part of a model as a draft model of other engines.",
     "train": "Data of the model's own answers, and small heads that draft better for it.",
     "plan": "What fits into a memory, with which draft, and whether to speculate.",
+    "report": "Results of the other verbs as one page, with a recommendation.",
     "estimate": "What a draft is worth, from its acceptance rate and cost.",
     "simulate": "What drafting ahead would give on devices that are not here.",
 }
