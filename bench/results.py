@@ -22,7 +22,7 @@ import click
 
 from selfspec._version import __version__
 from selfspec.cli.bench_page import page
-from selfspec.measure.report import machine
+from selfspec.machine import machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

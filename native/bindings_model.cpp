@@ -19,7 +19,7 @@ const std::pair<const char*, Linear Expert::*> EXPERT_LINEARS[] = {
     {"gate", &Expert::gate}, {"up", &Expert::up}, {"down", &Expert::down}};
 const std::pair<const char*, Norm Layer::*> NORMS[] = {
     {"attention", &Layer::attention_norm}, {"mlp", &Layer::mlp_norm}, {"attention_after", &Layer::attention_after},
-    {"mlp_after", &Layer::mlp_after}, {"q", &Layer::q_norm}, {"k", &Layer::k_norm}};
+    {"mlp_after", &Layer::mlp_after}, {"q", &Layer::q_norm}, {"k", &Layer::k_norm}, {"beside", &Layer::beside_norm}};
 
 template <class M, std::size_t N> M member(const std::string& role, const std::pair<const char*, M> (&all)[N]) {
   for (const auto& [name, found] : all)
@@ -68,6 +68,7 @@ void set_fact(Facts& f, const std::string& name, nb::handle value) {
   else if (name == "centred") f.centred = nb::cast<bool>(value);
   else if (name == "norm_heads") f.norm_heads = nb::cast<bool>(value);
   else if (name == "parallel") f.parallel = nb::cast<bool>(value);
+  else if (name == "beside") f.beside = nb::cast<bool>(value);
   else if (name == "residual") f.residual = number();
   else if (name == "activation")
     f.activation.act = static_cast<Act>(named(nb::cast<std::string>(value), {"silu", "gelu", "gelu_tanh", "relu", "clipped"}, "activation"));
@@ -114,8 +115,8 @@ struct PyModel {
   std::pair<int, int> shape(const std::string& role, const Facts& f) const {
     const Sizes& z = model.sizes;
     if (role == "head") return {z.vocabulary, z.hidden};
-    if (role == "q") return {z.query(), z.hidden};
-    if (role == "k" || role == "v") return {z.key(), z.hidden};
+    if (role == "q") return {z.query(), z.reads(f.beside)};
+    if (role == "k" || role == "v") return {z.key(), z.reads(f.beside)};
     if (role == "o") return {z.hidden, z.query()};
     if (role == "router") return {f.experts, z.hidden};
     if (role == "shared_router") return {1, z.hidden};
@@ -139,6 +140,7 @@ struct PyModel {
 
   void set_linear(int i, const std::string& role, const Held& m, nb::object bias) {
     if (role == "head") return set(model.head, role, shape(role, {}), m, bias);
+    if (role == "transform") return set(model.transform, role, {model.sizes.hidden, m.w.k}, m, bias);
     Layer& l = layer(i);
     set(l.*member(role, LINEARS), role, shape(role, l.facts), m, bias);
   }
@@ -191,7 +193,9 @@ struct PyModel {
     if (complete[at]) return;
     Layer& l = model.layers[step.layer];
     if (step.part == Sub::attention)
-      require(l.q.there() && l.k.there() && l.v.there() && l.o.there() && l.q_norm.there() == l.k_norm.there(), "a layer lacks weights");
+      require(l.q.there() && l.k.there() && l.v.there() && l.o.there() && l.q_norm.there() == l.k_norm.there() &&
+                  l.q.w.k == model.sizes.reads(l.facts.beside) && l.q.w.k == l.k.w.k && l.q.w.k == l.v.w.k,
+              "a layer lacks weights");
     else
       require(l.facts.experts ? has_experts(l) : l.up.there() && l.down.there(), "a layer lacks weights");
     complete[at] = true;
@@ -246,7 +250,7 @@ struct PyModel {
   }
 
   void run(Grid x, std::tuple<Integers, Integers, Array<float, nb::ndim<3>>, int> plan,
-           std::tuple<Integers, Integers, nb::object> where, Cache& cache) {
+           std::tuple<Integers, Integers, nb::object> where, Cache& cache, const nb::object& second) {
     check_hidden(x);
     check_cache(cache);
     const auto& [steps, taps, tapped, experts] = plan;
@@ -257,8 +261,22 @@ struct PyModel {
     Array<const std::int64_t, nb::ndim<2>> lines;
     const Rows rows = rows_of(slots, positions, lineage, cache, lines);
     const int each = experts;
+    Array<const float, nb::ndim<2>> vectors;
+    if (!second.is_none()) {
+      vectors = nb::cast<Array<const float, nb::ndim<2>>>(second);
+      require(vectors.shape(0) == x.shape(0) && vectors.shape(1) == x.shape(1), "a second vector for each row");
+    }
+    for (const Step& step : todo) require(!second.is_none() || step.part == Sub::mlp || !model.layers[step.layer].facts.beside, "a layer reads a second vector");
+    const float* beside = second.is_none() ? nullptr : vectors.data();
     const nb::gil_scoped_release release;
-    model.run(x.data(), todo, rows, cache, each);
+    model.run(x.data(), todo, rows, cache, each, beside);
+  }
+
+  void transformed(const Array<const float, nb::ndim<2>>& x, Grid out, bool adds) {
+    check_hidden(out);
+    require(model.transform.there() && x.shape(0) == out.shape(0) && static_cast<int>(x.shape(1)) == model.transform.w.k, "no transform of these rows");
+    const nb::gil_scoped_release release;
+    model.transformed(x.data(), static_cast<int>(x.shape(0)), out.data(), adds);
   }
 
   const Matrix& head_or(const nb::object& other) const {
@@ -343,7 +361,8 @@ void bind_model(nb::module_& m) {
       .def("set_norm", &PyModel::set_norm, "layer"_a, "role"_a, "weight"_a.noconvert(), "bias"_a.none())
       .def("set_sinks", &PyModel::set_sinks, "layer"_a, "sinks"_a.noconvert())
       .def("set_logits", &PyModel::set_logits, "scale"_a, "cap"_a, "centred"_a)
-      .def("run", &PyModel::run, "hidden"_a.noconvert(), "plan"_a, "rows"_a, "cache"_a)
+      .def("run", &PyModel::run, "hidden"_a.noconvert(), "plan"_a, "rows"_a, "cache"_a, "beside"_a.none() = nb::none())
+      .def("transformed", &PyModel::transformed, "hidden"_a.noconvert(), "out"_a.noconvert(), "adds"_a)
       .def("logits", &PyModel::logits, "hidden"_a.noconvert(), "out"_a.noconvert(), "head"_a.none())
       .def("best", &PyModel::best, "hidden"_a.noconvert(), "index"_a.noconvert(), "logit"_a.noconvert(), "lse"_a.noconvert(), "head"_a.none())
       .def("sweep", &PyModel::sweep, "arrays"_a)

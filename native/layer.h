@@ -9,6 +9,7 @@ namespace selfspec {
 struct Sizes {
   int layers, hidden, intermediate, heads, kv_heads, width, vocabulary;
   float eps;
+  int reads(const bool beside) const { return beside ? 2 * hidden : hidden; }  // inputs of queries, keys and values
   int query() const { return heads * width; }
   int key() const { return kv_heads * width; }
 };
@@ -32,6 +33,7 @@ struct Facts {
   bool centred = false;      // norms subtract the mean
   bool norm_heads = true;    // queries and keys are normed per head, if they have weights for it; else over the width
   bool parallel = false;     // the MLP reads what enters the layer
+  bool beside = false;       // attention reads a second vector of each row before the stream's, each through its norm
   float residual = 1;        // what a part adds is multiplied by it
   Activation activation{};
   int experts = 0, per_token = 0, expert_width = 0, shared_width = 0;
@@ -57,7 +59,7 @@ struct Layer {
   Linear q, k, v, o, gate, up, down, router, shared_gate, shared_up, shared_down, shared_router;
   std::vector<Expert> experts;
   int expert_formats = 0, inner_formats = 0;  // of activations, that some expert reads first and last
-  Norm attention_norm, mlp_norm, attention_after, mlp_after, q_norm, k_norm;
+  Norm attention_norm, mlp_norm, attention_after, mlp_after, q_norm, k_norm, beside_norm;
   std::vector<float> sinks;  // of each head; empty: none
 };
 

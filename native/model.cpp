@@ -22,15 +22,24 @@ Widest Model::widest() const {
     w.experts = std::max(w.experts, layer.facts.experts);
     w.expert_width = std::max(w.expert_width, layer.facts.expert_width);
   }
-  w.inputs = round_up(std::max({sizes.hidden, w.inner, w.expert_width, sizes.query()}), BLOCK);
+  for (const Layer& layer : layers) w.inputs = std::max(w.inputs, layer.facts.beside ? 2 * round_up(sizes.hidden, BLOCK) : 0);
+  w.inputs = round_up(std::max({w.inputs, sizes.hidden, w.inner, w.expert_width, sizes.query(), transform.w.k}), BLOCK);
   for (const Rope& rope : ropes) w.angles += static_cast<int>(rope.frequencies.size());
   return w;
 }
 
 void Model::reserve(const Room& room) { scratch_.reserve(room, sizes, layers[0].heads, widest(), threads()); }
 
-void Model::run(float* x, const std::vector<Step>& steps, const Rows& rows, Cache& cache, int experts) {
-  teams_.run([&](Team& team) { Pass(*this, team, rows.count, x).layers(steps, rows, cache, experts); });
+void Model::run(float* x, const std::vector<Step>& steps, const Rows& rows, Cache& cache, int experts, const float* beside) {
+  teams_.run([&](Team& team) { Pass(*this, team, rows.count, x).layers(steps, rows, cache, experts, beside); });
+}
+
+void Model::transformed(const float* x, int rows, float* out, bool adds) {
+  teams_.run([&](Team& team) {
+    // a product only reads x
+    Pass(*this, team, rows, const_cast<float*>(x))
+        .product({{part_of(transform, out, static_cast<std::size_t>(transform.w.n))}, 1, {adds ? Finish::add : Finish::store}});
+  });
 }
 
 void Model::logits(const float* x, int rows, const Matrix& w, float* out) {

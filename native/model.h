@@ -35,8 +35,11 @@ struct LogitFacts { float scale = 1, cap = 0; };
 class Model {
  public:
   Model(const Sizes& sizes, std::vector<Rope> ropes, const Kernels& kernels, int threads);
-  // x [rows, hidden] is replaced by the residual stream after the steps; `experts` of each row, 0: as many as a layer has.
-  void run(float* x, const std::vector<Step>& steps, const Rows& rows, Cache& cache, int experts);
+  // x [rows, hidden] is replaced by the residual stream after the steps; `experts` of each row, 0: as many as a layer has;
+  // beside [rows, hidden]: second vectors, for layers that read them, or null.
+  void run(float* x, const std::vector<Step>& steps, const Rows& rows, Cache& cache, int experts, const float* beside);
+  // out [rows, hidden] = or += the product of `transform` and x [rows, its inputs].
+  void transformed(const float* x, int rows, float* out, bool adds);
   // Final norm and head over x [rows, hidden]: logits [rows, head.n].
   void logits(const float* x, int rows, const Matrix& head, float* out);
   // Read bytes as products do, each member its share, without arithmetic: the floor of any pass.
@@ -49,7 +52,7 @@ class Model {
   const Kernels& kernels;
   std::vector<Layer> layers;
   Norm final_norm;
-  Linear head;
+  Linear head, transform;
   LogitFacts logit_facts;
   bool final_centred = false;
   int threads() const { return teams_.size(); }

@@ -94,8 +94,8 @@ void Pass::plan(const std::vector<Step>& steps) {
   }
 }
 
-void Pass::layers(const std::vector<Step>& steps, const Rows& rows, Cache& cache, int experts) {
-  rows_ = &rows, cache_ = &cache, experts_ = experts;
+void Pass::layers(const std::vector<Step>& steps, const Rows& rows, Cache& cache, int experts, const float* beside) {
+  rows_ = &rows, cache_ = &cache, experts_ = experts, beside_ = beside;
   reserve(steps);
   plan(steps);
   counters_.clear(0);
@@ -137,6 +137,19 @@ void Pass::head(const Product& product) {
   });
 }
 
+// A product alone, of rows as they are.
+void Pass::product(const Product& product) {
+  m_.reserve({static_cast<std::size_t>(count_), 0, 0, 0});
+  products_.push_back(product);
+  counters_.clear(0);
+  team_.run([&](int id) {
+    Member me{.id = id};
+    lap(me, Clock::start);
+    multiply(me, whole(me, x_, product.inputs(), product.inputs()));
+    lap(me, Clock::head);
+  });
+}
+
 // -- inside of the job: every member runs these ------------------------------------------------------------
 
 void Pass::lap(Member& me, Clock clock) {
@@ -168,14 +181,13 @@ Acts Pass::normed(Member& me, const Norm& norm, const Layer& layer, const float*
   });
 }
 
-// What the first product of an MLP has made. Where rows end inside of a block, its rest may be of another layer.
-Acts Pass::activated(Member& me, int width) {
-  const int stride = round_up(width, BLOCK);
+// Rows as they are, in whole blocks: where they end inside of one, its rest may be of another layer, or the next row.
+Acts Pass::whole(Member& me, const float* rows, int width, int stride) {
   return prepared(me, width, products_[me.product].formats(), [&](int r, float* buffer) {
-    const float* row = s_.inner + static_cast<std::size_t>(r) * stride;
-    if (stride == width) return row;
+    const float* row = rows + static_cast<std::size_t>(r) * stride;
+    if (width % BLOCK == 0) return row;
     std::copy(row, row + width, buffer);
-    std::fill(buffer + width, buffer + stride, 0.0f);
+    std::fill(buffer + width, buffer + round_up(width, BLOCK), 0.0f);
     return static_cast<const float*>(buffer);
   });
 }

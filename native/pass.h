@@ -23,8 +23,9 @@ Part part_of(const Linear& linear, float* out, std::size_t stride);
 class Pass {
  public:
   Pass(Model& model, Team& team, int rows, float* x) : m_(model), k_(model.kernels), s_(model.scratch_), team_(team), counters_(team.size()), count_(rows), x_(x) {}
-  void layers(const std::vector<Step>& steps, const Rows& rows, Cache& cache, int experts);
+  void layers(const std::vector<Step>& steps, const Rows& rows, Cache& cache, int experts, const float* beside);
   void head(const Product& product);
+  void product(const Product& product);
 
  private:
   struct Member {
@@ -41,7 +42,8 @@ class Pass {
   void plan_mlp(const Layer& layer);
   Ending ending_of(const Layer& layer, const Norm& after) const;
   template <class F> Acts prepared(Member& me, int inputs, int formats, F row);
-  Acts activated(Member& me, int width);
+  Acts whole(Member& me, const float* rows, int width, int stride);
+  Acts activated(Member& me, int width) { return whole(me, s_.inner, width, round_up(width, BLOCK)); }  // by the first product of an MLP
   Acts normed(Member& me, const Norm& norm, const Layer& layer, const float* x, int formats);
   NormView view(const Norm& norm, int d, bool centred) const;
   void multiply(Member& me, const Acts& acts);
@@ -58,6 +60,7 @@ class Pass {
   void angles(int id);
   float* table(float* of_all, int rope) const;  // of cosines or sines
   void attention(Member& me, const Layer& layer, int index);
+  Acts joined(Member& me, const Layer& layer, int formats);
   void norm_widths(int id, const Layer& layer);
   void place(int id, const Layer& layer, int index);
   const Tiling& tiling(const Layer& layer) const;
@@ -88,6 +91,7 @@ class Pass {
   std::vector<Tiling> tilings_;
   const Rows* rows_ = nullptr;
   Cache* cache_ = nullptr;
+  const float* beside_ = nullptr;
   int experts_ = 0;
   // of a mixture: for row r and its i-th expert, in rising order, at r * per_token + i
   std::vector<int> expert_, pair_;  // which one, and the place of the pair in the order of experts

@@ -119,12 +119,25 @@ Acts Pass::folded(Member& me, const Layer& layer) {
   });
 }
 
+// What attention reads where a row has a second vector: that one, then the stream's, each through its own norm.
+Acts Pass::joined(Member& me, const Layer& layer, int formats) {
+  const int d = m_.sizes.hidden, both = 2 * d;
+  const NormView first = view(layer.beside_norm, d, layer.facts.centred), second = view(layer.attention_norm, d, layer.facts.centred);
+  return prepared(me, both, formats, [&](int r, float* buffer) {
+    k_.norm(beside_ + static_cast<std::size_t>(r) * d, first, buffer);
+    k_.norm(x_ + static_cast<std::size_t>(r) * d, second, buffer + d);  // over the zeros behind the first
+    std::fill(buffer + both, buffer + round_up(both, BLOCK), 0.0f);
+    return static_cast<const float*>(buffer);
+  });
+}
+
 void Pass::attention(Member& me, const Layer& layer, int index) {
   if (layer.facts.parallel) {  // the MLP reads what enters the layer; x is written after the next barriers
     const std::size_t d = m_.sizes.hidden, first = share(count_, me.id) * d, last = share(count_, me.id + 1) * d;
     std::copy(x_ + first, x_ + last, s_.entered + first);
   }
-  const Acts x = normed(me, layer.attention_norm, layer, x_, products_[me.product].formats());
+  const int formats = products_[me.product].formats();
+  const Acts x = layer.facts.beside ? joined(me, layer, formats) : normed(me, layer.attention_norm, layer, x_, formats);
   lap(me, Clock::norm);
   multiply(me, x);
   lap(me, Clock::qkv);

@@ -62,6 +62,7 @@ bool grows(std::size_t& held, std::size_t wanted) {
 }  // namespace
 
 void Scratch::reserve(const Room& room, const Sizes& z, const Heads& h, const Widest& widest, int members) {
+  if (!(widest == widest_)) held_ = {}, widest_ = widest;  // a model that was given other weights since
   if (grows(held_.rows, room.rows)) {
     const std::size_t wanted = std::max<std::size_t>(room.rows, 16);
     allocate(memory_, [&](Carver& c) { carve(c, *this, wanted, z, h, widest, members); });

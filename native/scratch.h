@@ -18,6 +18,7 @@ struct Widest {
   int inner = 0;    // of an MLP
   int experts = 0, expert_width = 0;
   int angles = 0;   // of all rotary embeddings together
+  bool operator==(const Widest&) const = default;
 };
 
 struct Scratch {
@@ -37,6 +38,7 @@ struct Scratch {
  private:
   Memory memory_, partial_memory_, best_memory_, pair_memory_;
   Room held_;
+  Widest widest_;  // for which it is held
 };
 
 }  // namespace selfspec

@@ -55,11 +55,17 @@ class Running:
 
     def send(self, path, body, method="POST", **headers):
         """Status, headers and JSON of a request that no client would send."""
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"content-type": "application/json"} | headers
+        status, found, answer = self.fetch(path, method, raw, headers)
+        return status, found, json.loads(answer or b"null")
+
+    def fetch(self, path, method="GET", raw=None, headers=None):
+        """Status, headers and bytes."""
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
-            raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-            connection.request(method, path, raw, {"content-type": "application/json"} | headers)
+            connection.request(method, path, raw, headers or {})
             answer = connection.getresponse()
-            return answer.status, answer.headers, json.loads(answer.read() or b"null")
+            return answer.status, answer.headers, answer.read()
 
     def has(self, running=0, waiting=0):
         """Wait until as many texts hold a slot, and as many wait for one."""

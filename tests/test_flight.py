@@ -68,10 +68,10 @@ def test_a_prompt_that_fails_half_way_fails_alone(engine, monkeypatch):
     """Guards the neighbours of a prefill that raises; memory that runs out is everybody's."""
     write = Context.write
 
-    def failing(context, slot, tokens, first=0):
+    def failing(context, slot, tokens, first=0, *rest):
         if len(tokens) > 600:
             raise error
-        return write(context, slot, tokens, first)
+        return write(context, slot, tokens, first, *rest)
 
     monkeypatch.setattr(Context, "write", failing)
     flight = Flight(engine.runtime, 2, 1400)

@@ -15,17 +15,31 @@ ROOT = Path(selfspec.__file__).parent
 
 # From the bottom up; a module may import its own layer (same prefix) and those before it.
 LAYERS = [
-    ["_version", "errors", "documents", "journal", "settings", "plans", "types", "rounds", "control", "modes"],
+    [
+        "_version",
+        "errors",
+        "documents",
+        "journal",
+        "prefixes",
+        "settings",
+        "plans",
+        "types",
+        "rounds",
+        "control",
+        "modes",
+    ],
     ["model"],
     ["traffic"],
     ["_native"],
     ["runtime.base", "runtime.products", "runtime"],
-    ["processors"],
+    ["machine"],
+    ["processors", "grammar"],
     ["sampling", "verify"],
-    ["context", "joining", "watch"],
+    ["context", "feeds", "joining", "scoring", "watch"],
     ["drafters"],
     ["decode", "reference"],
     ["request", "wire"],
+    ["tuned"],
     ["engine", "stream", "batch", "flight", "generation"],
     ["loading"],
     ["measure"],
@@ -36,7 +50,7 @@ LAYERS = [
     ["train"],
     ["cli", "__main__"],
 ]
-TORCH = ("runtime.torch", "runtime.products", "hf.")
+TORCH = ("runtime.torch", "runtime.products", "hf.", "train.heads")
 RIVALS = {"measure.hf"}  # other programs that run in this process, imported when they are asked for
 ENTRANCE = {""}  # the package itself re-exports lazily
 

@@ -29,6 +29,7 @@ def main():
     others = [path.name for path in files if path.suffix not in KEPT]
     assert len(others) == 1, f"beside sources only the core belongs into a wheel: {others}"
     assert others[0].startswith("_native.")
+    assert {"index.html", "main.js", "style.css"} <= {path.name for path in files}, "the server's page is missing"
     assert not {"torch", "transformers"} & set(sys.modules)
     with tempfile.TemporaryDirectory() as home:
         os.environ["SELFSPEC_CACHE"] = f"{home}/cache"

@@ -98,12 +98,12 @@ std::vector<float> pass(Model& m, Element element, int size) {
   for (int first = 0; first < length; first += size) {
     const int count = std::min(size, length - first);
     for (int r = 0; r < count; r++) positions[r] = first + r;
-    m.run(x.data() + std::size_t(first) * d, steps, {count, 0, slots.data(), positions.data(), nullptr}, cache, 0);
+    m.run(x.data() + std::size_t(first) * d, steps, {count, 0, slots.data(), positions.data(), nullptr}, cache, 0, nullptr);
   }
   // the pending token, its child, a sibling of that, and a child of the sibling
   const std::int64_t depths[] = {150, 151, 151, 152};
   const std::int64_t lineage[] = {150, 150, 150, 150, 151, 151, 150, 152, 152, 150, 152, 153};
-  m.run(x.data() + std::size_t(length) * d, steps, {4, 3, slots.data(), depths, lineage}, cache, 0);
+  m.run(x.data() + std::size_t(length) * d, steps, {4, 3, slots.data(), depths, lineage}, cache, 0, nullptr);
   m.logits(x.data(), length + 4, m.head.w, out.data());
   m.best(x.data() + std::size_t(length) * d, 4, m.head.w, index.data(), logit.data(), lse.data());
   out.insert(out.end(), lse.begin(), lse.end());

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from selfspec.measure.profile import profile
     from selfspec.measure.profile_report import ProfileReport
     from selfspec.measure.simulate import Simulated, simulate
+    from selfspec.measure.tuning import Tuning, tune
     from selfspec.request import Chunk, Completion, Request
     from selfspec.rounds import Round, Stats
     from selfspec.stream import AsyncStream, Stream
@@ -62,6 +63,7 @@ __all__ = [
     "Simulated",
     "Stats",
     "Stream",
+    "Tuning",
     "UnsupportedModelError",
     "__version__",
     "estimate",
@@ -69,11 +71,13 @@ __all__ = [
     "plan",
     "profile",
     "simulate",
+    "tune",
 ]
 
 _MODULES = (
     *("errors", "types", "rounds", "request", "engine", "loading"),
     *("measure.estimate", "measure.plan", "measure.simulate", "measure.profile", "measure.profile_report"),
+    "measure.tuning",
 )
 
 

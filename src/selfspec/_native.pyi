@@ -94,7 +94,8 @@ class Model:
         """What a layer computes; before its weights.
 
         Keys: rope (an index, -1: none), window (0: none), scale and cap of scores, centred (norms subtract the
-        mean), norm_heads (else queries and keys are normed over all heads), parallel, residual, activation
+        mean), norm_heads (else queries and keys are normed over all heads), parallel, beside (attention reads a
+        second vector of each row and then the stream's, each through its norm), residual, activation
         ("silu", "gelu", "gelu_tanh", "relu", "clipped" with limit and sharpness), experts, per_token,
         expert_width, shared_width, weighting ("all", "renormed", "chosen"). What is left out is as in Llama.
         """
@@ -103,7 +104,7 @@ class Model:
         """Give a matrix to a role.
 
         Of a layer "q", "k", "v", "o", "gate", "up", "down", "router"; of its shared expert "shared_gate",
-        "shared_up", "shared_down", "shared_router"; else "head".
+        "shared_up", "shared_down", "shared_router"; else "head", "transform" ([hidden, any]).
         """
 
     def set_expert(
@@ -114,7 +115,7 @@ class Model:
     def set_norm(
         self, layer: int, role: str, weight: NDArray[np.float32], bias: NDArray[np.float32] | None
     ) -> None:
-        """Role: "attention", "mlp", "attention_after", "mlp_after", "q" or "k" of a layer, or "final"."""
+        """Role: "attention", "mlp", "attention_after", "mlp_after", "q", "k" or "beside" of a layer, or "final"."""
 
     def set_sinks(self, layer: int, sinks: NDArray[np.float32]) -> None:
         """Of each head a score that takes part in the soft-max and has no value."""
@@ -126,13 +127,23 @@ class Model:
     def expert_reads(self) -> int:
         """Experts that all passes so far have read, each once a pass and layer."""
 
-    def run(self, hidden: NDArray[np.float32], plan: _Plan, rows: _Rows, cache: Cache) -> None:
+    def run(
+        self,
+        hidden: NDArray[np.float32],
+        plan: _Plan,
+        rows: _Rows,
+        cache: Cache,
+        beside: NDArray[np.float32] | None = None,
+    ) -> None:
         """Replace ``hidden`` [R, d] by the residual stream after the steps of the plan.
 
         ``plan``: steps (twice the layer, plus one for its MLP), for each the index of its tap or -1, the taps
         [taps, R, d], and the experts of each row, 0 for as many as a layer has. ``rows``: slots [R], positions
-        [R], lineage [R, D] or None.
+        [R], lineage [R, D] or None. ``beside`` [R, d]: second vectors, where a layer reads them.
         """
+
+    def transformed(self, hidden: NDArray[np.float32], out: NDArray[np.float32], adds: bool) -> None:
+        """The product of "transform" and ``hidden`` [R, any] becomes ``out`` [R, d], or is added to it."""
 
     def logits(self, hidden: NDArray[np.float32], out: NDArray[np.float32], head: Matrix | None) -> None:
         """Final norm and head: out [R, rows of the head]; ``head`` None is the model's own."""

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from selfspec.errors import OptionError
+from selfspec.feeds import Feeds
 from selfspec.joining import concatenate, merge, padded, select
+from selfspec.processors import active
 from selfspec.rounds import Commit
 from selfspec.sampling import distribution
 from selfspec.types import (
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
     from selfspec.runtime.base import Cache, Runtime
     from selfspec.sampling import Chance
+    from selfspec.scoring import PromptScores
 
 PREFILL_ROWS = 512
 
@@ -53,6 +56,7 @@ class Text:
     a ``finish_reason``, or with the ``error`` that ended it. Where ``samples_drafts`` is off, drafters take the
     likeliest token instead of drawing one; ``explanation`` is what the drafter leaves behind to say how it decided,
     JSON-ready. ``logprobs`` asks for the `Score` of every new token, with so many likeliest ones; None for none.
+    ``prompt_scores`` takes those of the prompt.
     """
 
     index: int
@@ -69,6 +73,7 @@ class Text:
     samples_drafts: bool = True
     explanation: dict[str, Any] | None = None
     logprobs: int | None = None
+    prompt_scores: PromptScores | None = None
     prompt_length: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,12 +107,19 @@ class Text:
         return self._law(logits, self.prefix(draft), self.sampling)
 
     def draft_law(self, logits: Array, draft: Sequence[int] = ()) -> Distribution:
-        """What a drafter makes of its own ``logits`` [V]: the same, without the user's callables.
+        """What a drafter makes of its own ``logits`` [V]: the same, without the user's callables. A grammar holds.
 
         Realised with the target's noise where sampling is coupled, so that draft and target often agree.
         """
         sampling = self.sampling.for_drafts
         return self._law(logits, self.prefix(draft), sampling if self.samples_drafts else sampling.likeliest)
+
+    @property
+    def drafts_likeliest(self) -> bool:
+        """Whether `draft_law` is the token with the largest logit, whatever the prefix."""
+        sampling = self.sampling.for_drafts
+        sampling = sampling if self.samples_drafts else sampling.likeliest
+        return sampling.is_greedy and not active(sampling)
 
     def draft_law_at(self, logits: Array, place: int) -> Distribution:
         """What `draft_law` would have been of the logits [V] of what stands at ``place`` of the text now."""
@@ -139,7 +151,8 @@ class Context:
 
     ``row_layers`` counts what the rows of each slot have cost so far. A prompt runs in passes of at most
     ``prefill_rows`` rows. ``clock`` is that of the loop, for drafters that must know what a part of a round takes.
-    ``watched`` is what the last verification showed to drafters that had asked (`Draft.watch`).
+    ``watched`` is what the last verification showed to drafters that had asked (`Draft.watch`), ``feeds`` are
+    states of committed rows that some read (`selfspec.feeds`).
 
     Between two passes this is plain Python where it can be: the weights have swept the caches, and a cold NumPy
     call costs 10 to 100 µs.
@@ -150,6 +163,7 @@ class Context:
         self.cache = cache
         self.clock: Callable[[], float] = time.perf_counter
         self.watched: dict[Text, Watched] = {}
+        self.feeds = Feeds()
         self._prefill_rows = prefill_rows
         self.full = LayerPlan.full(runtime.config.num_layers)
         self.row_layers = [0.0] * cache.slots
@@ -157,17 +171,24 @@ class Context:
 
     def prefill(self, text: Text) -> Array:
         """Run all layers over the prompt, in chunks; returns the logits [V] of its last row."""
-        hidden = self.write(text.slot, text.tokens, text.cached)
+        hidden = self.write(text.slot, text.tokens, text.cached, text.prompt_scores)
         assert hidden is not None
         return self.runtime.logits(hidden[-1:])[0]
 
-    def write(self, slot: int, tokens: Sequence[int], first: int = 0) -> Array | None:
+    def write(
+        self, slot: int, tokens: Sequence[int], first: int = 0, scores: PromptScores | None = None
+    ) -> Array | None:
         """Run all layers over ``tokens[first:]`` of a slot, in chunks; the states of the last chunk, if any."""
         hidden = None
         for start in range(first, len(tokens), self._prefill_rows):
             chunk = tokens[start : start + self._prefill_rows]
             rows = Rows.of([slot] * len(chunk), range(start, start + len(chunk)))
+            self.feeds.forget()
             hidden, _ = self._run(self.runtime.embed(chunk, rows.positions), self.full, rows)
+            if scores is not None:
+                scores.take(self.runtime, hidden, start)
+            self.feeds.deliver(self, slot, chunk, start, range(start, start + len(chunk)))
+        self.feeds.forget()
         return hidden
 
     def step(
@@ -204,10 +225,11 @@ class Context:
             return self._run(kept, rest, rows)[0] if rest.steps else kept, kept
         border = SubLayer(shared - 1)
         taps = (border,) if shared and plan.steps[-1] != border else ()
-        self.count(rows.slots.tolist(), plan.row_layers)
-        hidden, tapped = used.run(used.embed(flat, rows.positions), plan, rows, self.cache, taps)
+        entering = used.embed(flat, rows.positions)
         if not shared:
-            return hidden, None
+            self.count(rows.slots.tolist(), plan.row_layers)
+            return used.run(entering, plan, rows, self.cache)[0], None
+        hidden, tapped = self._run(entering, plan, rows, taps)
         return hidden, tapped[border] if taps else hidden
 
     def deepen(
@@ -264,7 +286,8 @@ class Context:
             at = positions[start : start + free]
             own = np.arange(first, first + len(at))
             rows = Rows(np.full(len(at), text.slot), at, np.stack([at - 1, own], axis=1))
-            out, states = self._run(hidden[start : start + free], plan, rows, taps)
+            self.count(rows.slots.tolist(), plan.row_layers)
+            out, states = self.runtime.run(hidden[start : start + free], plan, rows, self.cache, taps)
             outs.append(out)
             for tap in taps:
                 tapped[tap].append(states[tap])
@@ -301,7 +324,9 @@ class Context:
         branch = leading if verdict.branch is None else verdict.branch
         if branch != leading:  # else every accepted row has the cell of its position already
             self.runtime.keep(self.cache, _rows([text], [draft]).take([i + 1 for i in branch]))
-        tokens = text.extend([draft.tokens[i] for i in branch], verdict.bonus)
+        first, ran = len(text.tokens) - 1, [text.pending, *(draft.tokens[i] for i in branch)]
+        tokens = text.extend(ran[1:], verdict.bonus)
+        self.feeds.deliver(self, text.slot, ran, first, [first, *(first + 1 + i for i in branch)])
         text.cached = len(text.tokens) - 1
         commit = Commit(text.index, tokens, draft.widths, verdict.accepted, text.finish_reason)
         if not draft.predicted:
@@ -322,7 +347,9 @@ class Context:
         self, hidden: Array, plan: LayerPlan, rows: Rows, taps: Sequence[SubLayer] = ()
     ) -> tuple[Array, Mapping[SubLayer, Array]]:
         self.count(rows.slots.tolist(), plan.row_layers)
-        return self.runtime.run(hidden, plan, rows, self.cache, taps)
+        hidden, tapped = self.runtime.run(hidden, plan, rows, self.cache, self.feeds.within(plan, taps))
+        self.feeds.saw(rows, tapped)
+        return hidden, {tap: tapped[tap] for tap in taps if tap in tapped}
 
     def _resume(
         self,

@@ -88,6 +88,7 @@ class Loop:
         for text in texts:
             assert text.slot in self.free_slots
             assert text.limit <= context.cache.length
+            context.feeds.open(text.slot, drafter.parts, text.cached)
             with _errors_of([text]):
                 commit = _first_token(context, text)
                 cost = context.row_layers[text.slot] - before[text.slot]
@@ -95,12 +96,15 @@ class Loop:
                 if not text.is_ended:
                     drafter.begin(text)
                     self._drafters[text] = drafter
+            if text not in self._drafters:
+                context.feeds.close(text.slot)
         cost = sum(context.row_layers) - sum(before)
         return Round(0, tuple(commits), started, started, self.now, 0.0, cost)
 
     def turn(self) -> Round:
         """One round of all texts in flight: draft, verify, commit."""
         context, started, before = self._context, self.now, self._context.row_layers.copy()
+        context.feeds.forget()
         groups = self._groups()
         drafts = self._propose(groups)
         drafted_at, drafted = self.now, context.row_layers.copy()
@@ -182,6 +186,7 @@ class Loop:
 
     def _leave(self, text: Text) -> None:
         drafter = self._drafters.pop(text)
+        self._context.feeds.close(text.slot)
         with _errors_of([text]):
             drafter.end(text)
 
@@ -215,10 +220,10 @@ def _scored(text: Text, commit: Commit, rows: Any, verdict: Verdict) -> Commit:
 
 
 def _rule(text: Text, draft: Draft) -> Callable[..., Verdict]:
-    """The rule that accepts most; chains are judged as a block unless a user's callable would see it."""
+    """The rule that accepts most; chains are judged as a block unless a callable or a grammar would see it."""
     if draft.parents is not None:
         return verify_tree
-    return verify_chain if text.sampling.processors else verify_block
+    return verify_chain if text.sampling.is_stateful else verify_block
 
 
 def _target(text: Text, draft: Draft, rows: Array) -> Callable[[int], Distribution]:

@@ -36,11 +36,17 @@ def other_fields(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str
 
 def write_whole(path: Path, text: str) -> None:
     """Write what --out names, whole or not at all; raises OptionError if it cannot be written."""
+    try:
+        replace_file(path, text)
+    except OSError as error:
+        raise OptionError(f"--out {str(path)!r} cannot be written: {error.strerror}") from error
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write ``text`` (UTF-8) aside and rename it: a reader sees the old file or the new one. Raises OSError."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         aside.write_text(text, encoding="utf-8")
         aside.replace(path)
-    except OSError as error:
-        raise OptionError(f"--out {str(path)!r} cannot be written: {error.strerror}") from error
     finally:  # of an interruption too; after the renaming there is nothing to remove
         aside.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from selfspec.batch import run_batch
 from selfspec.drafters.base import Drafter, Loaded
 from selfspec.errors import OptionError, PromptError, SelfspecError
 from selfspec.generation import Generation
+from selfspec.grammar import KINDS, Grammars
 from selfspec.model.chat import TemplateInputs
 from selfspec.model.messages import Message, check_messages
 from selfspec.request import Completion, Request
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from selfspec.batch import Outcome, Prepared
+    from selfspec.grammar import Grammar
     from selfspec.model import Tokenizer
     from selfspec.runtime.base import Runtime
+    from selfspec.tuned import Tuned
 
 Ask = str | Sequence[int] | Mapping[str, Any]  # one request of a batch
 Opener = Callable[..., Loaded]  # of a model, None for the engine's own, with keywords that say where it runs
@@ -41,7 +44,8 @@ class Engine:
     """A loaded model. Generations share the weights; each has its own cache, so streams may interleave.
 
     ``fingerprint`` tells checkpoints apart; it is empty for a model object. ``opener`` is what `open_model` calls,
-    ``notify`` is told what takes long.
+    ``notify`` is told what takes long. ``tuned`` drafts where nobody says anything about drafting, the default
+    drafter where it is None or the request has a prediction that it would not use.
     """
 
     def __init__(
@@ -63,13 +67,15 @@ class Engine:
         self.notify = notify
         self._kept: dict[Hashable, Any] = {}
         self._keeping = RLock()
-        self._defaults: dict[str, Any] = {"draft": DEFAULT_DRAFT}
+        self.tuned: Tuned | None = None
+        self._defaults: dict[str, Any] = {"draft": None}  # nobody has said
         self._kinds: dict[
             str, tuple[type[Drafter], dict[str, Any]]
         ] = {}  # finding one reads the metadata of all packages
         self._defaults = self._over(self._defaults, options)
         request, _ = self._ask(self._defaults)  # a wrong option is an error now, not at the first prompt
         request.sampling(self.config, self.tokenizer, 1)
+        self.grammar(request)
 
     def generate(
         self,
@@ -198,33 +204,61 @@ class Engine:
             found: T = self._kept[key]
             return found
 
+    def grammar(self, request: Request) -> Grammar | None:
+        """The grammar that an answer must obey, at its beginning; None where any text will do.
+
+        Raises OptionError for a wrong grammar, or where there can be none.
+        """
+        if (asked := request.structure) is None:
+            return None
+        return self.kept("grammars", lambda: Grammars(self.tokenizer, self.config)).start(*asked)
+
     def _over(self, base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """``options`` on top of those of ``base``, whose draft options belong to its own drafter."""
         merged = dict(base)
+        if any(options.get(kind) is not None for kind in KINDS):  # one structure takes the place of another
+            merged = {name: value for name, value in merged.items() if name not in KINDS}
         if (draft := options.get("draft")) is None:
             options = {**options, "draft": merged["draft"]}
-        elif draft != merged["draft"]:
+        elif draft != (DEFAULT_DRAFT if merged["draft"] is None else merged["draft"]):
             merged = {name: value for name, value in merged.items() if name in _REQUEST_FIELDS}
         return merged | dict(options)
 
     def _ask(self, options: Mapping[str, Any]) -> tuple[Request, Drafter]:
         """Split options into those of the request and those of its drafter."""
         request = Request(**{name: value for name, value in options.items() if name in _REQUEST_FIELDS})
-        rest = {name: value for name, value in options.items() if name not in _REQUEST_FIELDS}
+        draft, rest = self._drafting(request, options)
         if request.stops and self.tokenizer is None:
             raise OptionError("stop needs a tokenizer, and this engine has none")
         try:
-            kind, within = self.kind(options["draft"])
-            return request, drafters.create(
-                kind, self.config, drafters.over(str(options["draft"]), within, rest), self
-            )
+            kind, within = self.kind(draft)
+            return request, drafters.create(kind, self.config, drafters.over(str(draft), within, rest), self)
         except OptionError as error:
             raise _with_request_options(error, rest) from None
 
+    def _drafting(self, request: Request, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Who drafts, and its options: who was named, else who was tuned, else the default drafter."""
+        rest = {name: value for name, value in options.items() if name not in _REQUEST_FIELDS}
+        if (draft := options["draft"]) is not None:
+            return draft, rest
+        # an option without a drafter is one of the default's, whatever was tuned: no file may break a program
+        if self.tuned is None or rest or (request.prediction is not None and not self.tuned.predicts):
+            return DEFAULT_DRAFT, rest
+        return self.tuned.draft, dict(self.tuned.options)
+
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """The options that hold where a request does not say; ``draft`` is a name, a class or a drafter."""
-        return MappingProxyType(self._defaults)
+        """The options that hold where a request does not say; ``draft`` is a name, a class or a drafter.
+
+        Where a request says nothing about drafting, `tuned` goes before the default drafter.
+        """
+        own = self._defaults
+        return MappingProxyType({**own, "draft": DEFAULT_DRAFT if own["draft"] is None else own["draft"]})
+
+    @property
+    def names_draft(self) -> bool:
+        """Whether it was loaded with a drafter, or with options of one."""
+        return self._defaults["draft"] is not None or not self._defaults.keys() <= _REQUEST_FIELDS
 
     def kind(self, draft: Any) -> tuple[Any, dict[str, Any]]:
         """The class of a drafter's name, and the options that are written in it; what is no name as it is.

@@ -8,6 +8,7 @@
      ├─ PromptError                an empty prompt, or one longer than the context (also a ValueError)
      ├─ RuntimeMissingError        what a runtime needs is not installed
      ├─ OutOfMemoryError           weights or cache do not fit (also a MemoryError)
+     ├─ TrainingError              a training that went wrong by its numbers
      └─ ModelError                 about a checkpoint
          ├─ ModelNotFoundError     no such folder, file, hub id or installed package
          ├─ UnsupportedModelError  an architecture or option that no family here covers
@@ -39,6 +40,10 @@ class RuntimeMissingError(SelfspecError):
 
 class OutOfMemoryError(SelfspecError, MemoryError):
     """Weights or cache do not fit into memory."""
+
+
+class TrainingError(SelfspecError):
+    """A training whose loss is no number any more."""
 
 
 class ModelError(SelfspecError):

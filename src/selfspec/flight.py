@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from selfspec.context import PREFILL_ROWS, Context
 from selfspec.decode import Loop
+from selfspec.prefixes import Prefixes
 from selfspec.request import Completion
 
 if TYPE_CHECKING:
@@ -31,13 +32,17 @@ class Progress:
 
 @dataclass(eq=False)
 class _Seat:
-    """A generation and its slot; ``filled`` tokens of its prompt have run, for ``cost`` row-layers."""
+    """A generation and its slot; ``filled`` tokens of its prompt have run, for ``cost`` row-layers.
+
+    The first ``cached`` of them were there when it came.
+    """
 
     index: int
     generation: Generation
     slot: int
     joined: float
-    filled: int = 0
+    cached: int
+    filled: int
     cost: float = 0.0
     text: Text | None = None
 
@@ -48,17 +53,31 @@ class Flight:
     A prompt runs in passes of at most 512 rows, between which the others' rounds may run; each pass is the one that
     it would be alone. Running out of memory is raised: by `board` it concerns the newcomer, which is then not
     aboard, by the others all.
+
+    With ``keeps_prefixes`` the cells of a text stay when it leaves, until another one needs its slot: a prompt that
+    begins as that text does goes on from there.
     """
 
-    def __init__(self, runtime: Runtime, slots: int, length: int) -> None:
+    def __init__(self, runtime: Runtime, slots: int, length: int, keeps_prefixes: bool = False) -> None:
         self._context = Context(runtime, runtime.new_cache(slots, length))
         self._loop = Loop(self._context)
         self._seats: dict[int, _Seat] = {}
+        self._prefixes = Prefixes() if keeps_prefixes else None
 
     @property
     def aboard(self) -> tuple[int, ...]:
         """The indices of those under way, in the order in which they came."""
         return tuple(self._seats)
+
+    @property
+    def slots(self) -> int:
+        """How many may be under way at once."""
+        return self._context.cache.slots
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that one of those under way may have; 0 where there are none."""
+        return max((seat.generation.limit for seat in self._seats.values()), default=0)
 
     @property
     def free_slots(self) -> int:
@@ -81,8 +100,13 @@ class Flight:
         if context.cache.length < generation.limit:
             context.cache = context.cache.longer(max(generation.limit, length))
         taken = {seat.slot for seat in self._seats.values()}
-        slot = next(slot for slot in range(context.cache.slots) if slot not in taken)
-        self._seats[index] = _Seat(index, generation, slot, self._loop.now)
+        free = [slot for slot in range(context.cache.slots) if slot not in taken]
+        slot, cached = free[0], 0
+        if self._prefixes is not None:
+            slot, cached = self._prefixes.take(
+                free, generation.prompt if generation.can_reuse else (), context.cache
+            )
+        self._seats[index] = _Seat(index, generation, slot, self._loop.now, cached, cached)
 
     def fill(self, rows: int | None = None) -> list[Progress]:
         """Run prompts, who came first before the others, until about ``rows`` have run; None runs them all.
@@ -109,10 +133,14 @@ class Flight:
         seat = self._seats.pop(index)
         if seat.text is not None:
             self._loop.remove(seat.text)
+        self._context.feeds.close(seat.slot)
+        self._leave(seat)
 
     def close(self) -> None:
         """Let go of all."""
         self._loop.close()
+        for seat in self._seats.values():
+            self._context.feeds.close(seat.slot)
         self._seats.clear()
 
     def _piece(self, seat: _Seat) -> list[Progress]:
@@ -124,12 +152,14 @@ class Flight:
             seat.filled = len(prompt)
             return [self._after(seat, self._loop.add([seat.text], seat.generation.drafter))]
         before = context.row_layers[seat.slot]
+        context.feeds.open(seat.slot, seat.generation.drafter.parts, seat.filled)
         try:
-            context.write(seat.slot, prompt[:stop], seat.filled)
+            context.write(seat.slot, prompt[:stop], seat.filled, seat.generation.prompt_scores)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 (whatever it was, the others go on)
             del self._seats[seat.index]
+            context.feeds.close(seat.slot)
             return [Progress(seat.index, end=error)]
         seat.cost += context.row_layers[seat.slot] - before
         seat.filled = stop
@@ -151,4 +181,15 @@ class Flight:
         del self._seats[seat.index]
         if text.error is not None:
             return Progress(seat.index, [*chunks, *generation.rest()], commit, text.error)
-        return Progress(seat.index, chunks, commit, generation.completion(text, self._context.cache))
+        self._leave(seat)
+        end = replace(generation.completion(text, self._context.cache), cached_tokens=seat.cached)
+        return Progress(seat.index, chunks, commit, end)
+
+    def _leave(self, seat: _Seat) -> None:
+        """Note what the cells of a free slot hold."""
+        if self._prefixes is None:
+            return
+        if (text := seat.text) is None:
+            self._prefixes.leave(seat.slot, seat.generation.prompt[: seat.filled])
+        elif self._context.cache.rewinds(max(text.cached, text.prompt_length), text.cached):
+            self._prefixes.leave(seat.slot, text.tokens[: text.cached])

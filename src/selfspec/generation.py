@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from selfspec.context import Text
@@ -12,12 +13,14 @@ from selfspec.request import Chunk, Completion, Request, Source, draft_buffers
 from selfspec.rounds import Score, Stats
 from selfspec.runtime.states import plain_bytes
 from selfspec.sampling import Chance
+from selfspec.scoring import PromptScores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from selfspec.drafters.base import Drafter
     from selfspec.engine import Engine
+    from selfspec.grammar import Grammar
     from selfspec.rounds import Round
     from selfspec.runtime.base import Cache
     from selfspec.types import Sampling
@@ -39,11 +42,17 @@ class Generation:
             raise OptionError(
                 f"the drafter {drafter.name!r} does not use a prediction; leave it out, or use suffix"
             )
-        self._ending = Ending(writer, () if request.ignore_eos else engine.config.eos_token_ids)
+        grammar = engine.grammar(request)
+        self._sampling = replace(self._sampling, constraint=grammar)
+        least = max(request.min_tokens, request.min_length - len(prompt))
+        ends = () if request.ignore_eos else engine.config.eos_token_ids
+        self._ending = Ending(writer, ends, grammar, least)
         self._ends: Callable[[int], bool] = self._ending
         self._stats = Stats()
         self._logprobs = request.logprobs
         self._scores: list[Score] = []
+        count = request.prompt_logprobs
+        self.prompt_scores = None if count is None else PromptScores(prompt, count)
 
     def decide_by(self, sampling: Sampling, ends: Callable[[int], bool]) -> None:
         """Let ``sampling`` and ``ends`` decide in place of what the request asks for; before `open`.
@@ -66,7 +75,14 @@ class Generation:
             cached,
             self._prediction,
             logprobs=self._logprobs,
+            prompt_scores=self.prompt_scores,
         )
+
+    @property
+    def can_reuse(self) -> bool:
+        """Whether cells may serve that another text has left: not where all rows of the prompt must run."""
+        reads = any(part.reads_prompt_states for part in self.drafter.parts)
+        return self.prompt_scores is None and not reads
 
     def take(self, round_: Round) -> list[Chunk]:
         """Count a round of this text alone, and give what it added."""
@@ -118,15 +134,23 @@ class Generation:
             draft_kv_bytes=extra.kv,
             explanation=text.explanation,
             scores=None if self._logprobs is None else tuple(self._scores),
+            prompt_scores=None if self.prompt_scores is None else tuple(self.prompt_scores.scores),
         )
 
 
 class Ending:
-    """Decides after every token whether the text is complete, and keeps the text that each one released."""
+    """Decides after every token whether the text is complete, and keeps the text that each one released.
 
-    def __init__(self, writer: TextStream | None, eos: tuple[int, ...]) -> None:
+    It is also complete where its grammar allows nothing more, unless it must have ``least`` tokens: then the next
+    one finds that the two contradict each other.
+    """
+
+    def __init__(
+        self, writer: TextStream | None, eos: tuple[int, ...], grammar: Grammar | None = None, least: int = 0
+    ) -> None:
         self._writer = writer
         self._eos = eos
+        self._grammar, self._left = grammar, least
         self._new: list[tuple[int, str]] = []
 
     def __call__(self, token: int) -> bool:
@@ -134,7 +158,10 @@ class Ending:
         ended = token in self._eos
         piece = "" if ended or self._writer is None else self._writer.push(token)
         self._new.append((token, piece))
-        return ended or (self._writer is not None and self._writer.is_stopped)
+        self._left -= 1
+        if ended or (self._writer is not None and self._writer.is_stopped):
+            return True
+        return self._grammar is not None and self._grammar.ends(token) and self._left <= 0
 
     @property
     def text(self) -> str:

@@ -15,6 +15,7 @@ from selfspec.model import EMBEDDED, Tokenizer, config_of, find_checkpoint
 from selfspec.model.load import packed_folder
 from selfspec.model.packed_folder import only_native
 from selfspec.model.reading import quoted
+from selfspec.tuned import find_tuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,7 @@ def load(
     *,
     tokenizer: Any = None,
     runtime: str = "auto",
+    tuned: bool = True,
     notify: Callable[[str], None] = lambda _: None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     **options: Any,
@@ -50,8 +52,12 @@ def load(
         "cpu" (the native core), "torch", or "auto": torch for a model object, where ``dtype`` or ``device``
         is given, and where torch has a GPU; else the native core, if it is installed and has the operators of
         the model's family; else torch, and ``notify`` is told why.
+    tuned
+        Draft as `selfspec tune` found for this model on this machine, if it did and nothing here says otherwise: no
+        ``draft``, and no option of one. Off ignores it.
     notify
-        Called with a line when something takes long or was repaired (conversion, damaged cache).
+        Called with a line when something takes long or was repaired (conversion, damaged cache), or does not fit
+        (what was tuned elsewhere).
     progress
         Called with the weights done so far and in all, when they are converted or packed.
     options
@@ -81,7 +87,10 @@ def load(
             raise OptionError("a model object has no files to open a second time; load its folder instead")
         return _open(found, runtime, dict.fromkeys(PLACING) | placement, told)
 
-    return Engine(*opened, opener, notify, **options)
+    engine = Engine(*opened, opener, notify, **options)
+    if tuned and not engine.names_draft:
+        engine.tuned = find_tuned(engine)
+    return engine
 
 
 def _shared(model: Any, tokenizer: Any, runtime: str, placed: dict[str, Any]) -> Loaded:

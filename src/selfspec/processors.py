@@ -163,6 +163,13 @@ def processors(logits: Array, sampling: Sampling, prefix: Prefix) -> Array:
     return logits
 
 
+def constraint(logits: Array, sampling: Sampling, prefix: Prefix) -> Array:
+    """Ban what a grammar does not allow here."""
+    assert sampling.constraint is not None
+    allowed = sampling.constraint.allowed(prefix)
+    return logits if allowed is None else _without(logits, np.flatnonzero(~allowed))
+
+
 def _described(value: Any) -> str:
     """A result in few words: its type and its shape."""
     shape = getattr(value, "shape", None)
@@ -184,5 +191,6 @@ ORDER: Mapping[str, Step] = {
         suppress_tokens,
         begin_suppress_tokens,
         processors,
+        constraint,
     )
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from selfspec.errors import OptionError
+from selfspec.grammar import KINDS, require_one
 from selfspec.model.chat import TemplateInputs, Tool
 from selfspec.model.textstream import check_stop
 from selfspec.model.tools import schemas_of
@@ -33,6 +34,9 @@ class Request:
     change: drafters that copy draft from it, and nothing else sees it. ``logprobs`` reports of every new token what
     the model thought of it before anything below changed that (`Score`), with so many likeliest tokens; None says
     nothing.
+    ``prompt_logprobs`` does so of the prompt, from its second token on. At most one of ``json_schema``, ``regex``
+    (of the Rust crate) and ``grammar`` (Lark, as llguidance reads it) is what the answer must be, its end included
+    (`selfspec.grammar`).
 
     What shapes the probabilities, and in which order, is described by `Sampling`; the names are those of
     transformers, OpenAI and vLLM. Here a ``bad_words`` entry may also be a text, which is banned with and
@@ -73,6 +77,10 @@ class Request:
     draft: str | Drafter | None = None
     prediction: str | Sequence[int] | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    json_schema: Mapping[str, Any] | bool | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -89,10 +97,13 @@ class Request:
             )
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or a positive integer")
-        if self.logprobs is not None and self.logprobs < 0:
-            raise OptionError(f"logprobs is {self.logprobs}; it must be 0 or a positive number of likeliest tokens")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None and count < 0:
+                raise OptionError(f"{name} is {count}; it must be 0 or a positive number of likeliest tokens")
         check_stop(self.stops)
         self._check_prediction()
+        if (asked := self.structure) and self.ignore_eos:
+            raise OptionError(f"ignore_eos goes on past the end, and {asked[0]} says where that is; leave one out")
         self.template_inputs  # noqa: B018 - checks them
         self._sampling(bad_words=[word for word in self._words if not isinstance(word, str)])  # checks the values
 
@@ -111,9 +122,14 @@ class Request:
         return TemplateInputs(self.tools, self.documents, self.chat_template, options, self.continue_final_message)
 
     @property
+    def structure(self) -> tuple[str, Any] | None:
+        """The kind of grammar that the answer obeys, and what it says; None where any text will do."""
+        return require_one({kind: getattr(self, kind) for kind in KINDS})
+
+    @property
     def stops(self) -> Sequence[str]:
         """The stop strings."""
-        return (self.stop,) if isinstance(self.stop, str) or not isinstance(self.stop, Sequence) else self.stop
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     def _check_prediction(self) -> None:
         if self.prediction is None:
@@ -215,7 +231,8 @@ class Completion:
     ``draft_kv_bytes`` are what the drafter brought (`selfspec.drafters.base.Extra`). ``explanation`` is what the
     drafter says of its decisions: of `auto`, what it knew of each candidate, how often it chose it, and whether
     speculation was off; None for drafters that decide nothing. ``scores`` has one entry for each token where the
-    request asks for ``logprobs``.
+    request asks for ``logprobs``, ``prompt_scores`` one for each token of the prompt but the first where it asks
+    for ``prompt_logprobs``. ``cached_tokens`` of the prompt were in the cache already, from an earlier text.
     """
 
     text: str
@@ -239,6 +256,8 @@ class Completion:
     draft_kv_bytes: int = 0
     explanation: Mapping[str, Any] | None = None
     scores: tuple[Score, ...] | None = None
+    prompt_scores: tuple[Score, ...] | None = None
+    cached_tokens: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; speeds are new tokens per second of wall time."""
@@ -247,6 +266,7 @@ class Completion:
             "text": self.text,
             "token_ids": list(self.token_ids),
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "finish_reason": self.finish_reason,
             "rounds": stats.rounds,
             "drafted": stats.drafted,
@@ -279,8 +299,13 @@ class Completion:
             "buffers": dict(self.buffers),
             "draft_weight_bytes": self.draft_weight_bytes,
             "draft_kv_bytes": self.draft_kv_bytes,
-            **({} if self.scores is None else {"logprobs": [score._asdict() for score in self.scores]}),
+            **_listed("logprobs", self.scores),
+            **_listed("prompt_logprobs", self.prompt_scores),
         }
+
+
+def _listed(name: str, scores: Sequence[Score] | None) -> dict[str, Any]:
+    return {} if scores is None else {name: [score._asdict() for score in scores]}
 
 
 def draft_buffers(config: ModelConfig, drafter: Drafter, sampling: Sampling, hidden_bytes: int) -> dict[str, int]:

@@ -46,7 +46,8 @@ def distribution(logits: Array, sampling: Sampling, prefix: Prefix) -> Distribut
 
 def _no_choice(top: float, logits: Array, names: list[str], prefix: Prefix) -> SelfspecError:
     """Why the largest processed logit is not finite."""
-    place, listed = f"new token {prefix.num_new + 1}", " and ".join(names)
+    place = f"new token {prefix.num_new + 1}"
+    listed = " and ".join("the grammar" if name == "constraint" else name for name in names)
     if names and top == -math.inf:
         return ConstraintError(f"no token is left for {place} under {listed}; relax what contradicts")
     raw = float(namespace(logits).max(logits))

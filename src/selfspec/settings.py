@@ -12,7 +12,7 @@ import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = Any
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 Processor: TypeAlias = "Callable[[Sequence[int], Array], Array]"
 
 _PLAIN_TYPES: dict[str, tuple[type, Callable[[Any], Any], str]] = {
@@ -90,6 +91,10 @@ class Prefix:
         """How many tokens follow the prompt; also the index, from 0, of the new token that comes next."""
         return len(self) - self.prompt_length
 
+    def since(self, start: int) -> list[int]:
+        """Those from index ``start`` on."""
+        return [*self.text[start:], *self.draft[max(0, start - len(self.text)) :]]
+
     @cached_property
     def tokens(self) -> tuple[int, ...]:
         """All of them."""
@@ -99,6 +104,27 @@ class Prefix:
     def ids(self) -> Integers:
         """All of them, as an array [n]: made once for all processors of a row."""
         return np.asarray(self.tokens, dtype=np.int64)
+
+
+class Constraint(Protocol):
+    """Says which tokens may follow, of one text (`selfspec.grammar`)."""
+
+    @property
+    def for_drafts(self) -> ConstraintAhead:
+        """The same for drafters, which may ask about any place, again and again."""
+
+    def allowed(self, prefix: Prefix) -> Flags | None:
+        """Which tokens [V] may follow ``prefix``; None for all. Each place is asked about once, in order."""
+
+
+class ConstraintAhead(Constraint, Protocol):
+    """What drafters ask beside that."""
+
+    def legal(self, prefix: Prefix, tokens: Sequence[int]) -> int:
+        """How many of ``tokens`` may follow ``prefix``, one after the other."""
+
+    def forced(self, prefix: Prefix) -> list[int]:
+        """The tokens that must follow ``prefix``: nothing else may stand there."""
 
 
 # field -> whether a value is allowed, and what is; NaN passes none of them
@@ -126,9 +152,9 @@ class Sampling:
     ``presence_penalty`` (new tokens only, as OpenAI and vLLM), ``no_repeat_ngram_size``, ``bad_words`` (token
     sequences), ``min_length`` (prompt included) and ``min_tokens`` (new), ``forced_tokens`` (index of the new
     token -> token), ``suppress_tokens``, ``begin_suppress_tokens`` (first new token only), then
-    ``processors``: callables ``(prefix tokens, logits [V]) -> logits [V]``, with exactly the calls that plain
-    decoding would make. ``temperature`` 0 takes the largest logit of what is left; otherwise follow
-    ``temperature``, ``top_k`` (0 is off), ``top_p``, ``min_p`` and ``typical_p``.
+    ``processors``: callables ``(prefix tokens, logits [V]) -> logits [V]``, and a ``constraint`` of this one text,
+    both with exactly the calls that plain decoding would make. ``temperature`` 0 takes the largest logit of what
+    is left; otherwise follow ``temperature``, ``top_k`` (0 is off), ``top_p``, ``min_p`` and ``typical_p``.
 
     ``coupled`` draws with noise that is fixed by seed, position and token (`selfspec.sampling.Chance.realise`):
     the text is then the same, token for token, whatever drafts it. It changes nothing in greedy decoding.
@@ -156,6 +182,7 @@ class Sampling:
     begin_suppress_tokens: Sequence[int] = ()
     eos_token_ids: Sequence[int] = ()
     coupled: bool = False
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -186,12 +213,19 @@ class Sampling:
 
     @cached_property
     def for_drafts(self) -> Sampling:
-        """What a drafter that samples uses: everything but the callables.
+        """What a drafter that samples uses: everything but the callables, and its own form of the constraint.
 
         They may keep state, so they must be called for the rows of plain decoding only. A draft may come from
         any law as long as verification knows it, so leaving them out costs accepted tokens at most.
         """
-        return replace(self, processors=()) if self.processors else self
+        if not self.is_stateful:
+            return self
+        return replace(self, processors=(), constraint=self.constraint and self.constraint.for_drafts)
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether something must see exactly the calls of plain decoding."""
+        return bool(self.processors) or self.constraint is not None
 
     @cached_property
     def likeliest(self) -> Sampling:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from selfspec.context import Context
 from selfspec.decode import decode
+from selfspec.prefixes import shared_length
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Sequence
@@ -31,11 +32,7 @@ class Memory:
             self.cache = runtime.new_cache(1, length)
         elif self.cache.length < length:  # doubling keeps the copies few
             self.cache = self.cache.longer(max(length, min(2 * length, runtime.config.context_length)))
-        shared = 0
-        for ours, theirs in zip(self.tokens, prompt[:-1], strict=False):
-            if ours != theirs:
-                break
-            shared += 1
+        shared = shared_length(self.tokens, list(prompt[:-1]))
         return self.cache, shared if self.cache.rewinds(len(self.tokens), shared) else 0
 
 
@@ -89,6 +86,7 @@ class Stream:
     def _run(self) -> Generator[Chunk, None, None]:
         generation, memory, started = self._generation, self._memory, time.perf_counter()
         cache, cached = memory.open(self._runtime, generation.prompt, generation.limit)
+        cached = cached if generation.can_reuse else 0
         memory.tokens = memory.tokens[:cached]
         text = generation.open(0, 0, cached)
         try:

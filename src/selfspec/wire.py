@@ -102,6 +102,34 @@ def _call(call: Any) -> Any:
         raise PromptError(f"the arguments of a tool call are no JSON: {error}") from error
 
 
+def with_structure(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAI's ``response_format`` as the schema that the answer obeys. Raises OptionError."""
+    rest = {name: value for name, value in fields.items() if name != "response_format"}
+    schema = _schema(fields.get("response_format"))
+    return rest if schema is None else {**rest, "json_schema": schema}
+
+
+def _schema(wanted: Any) -> Any:
+    kind = wanted.get("type") if isinstance(wanted, Mapping) else None
+    if wanted is None or (kind == "text" and len(wanted) == 1):
+        return None
+    if kind == "json_object" and len(wanted) == 1:
+        return {"type": "object"}
+    if kind != "json_schema" or set(wanted) != {"type", "json_schema"}:
+        raise OptionError(
+            f"response_format is {one_line(repr(wanted), 60)}; it must be "
+            '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {...}}'
+        )
+    named = wanted["json_schema"]
+    if not isinstance(named, Mapping) or not isinstance(named.get("name"), str) or "schema" not in named:
+        raise OptionError("response_format.json_schema must be an object with a name and a schema")
+    if unknown := set(named) - {"name", "description", "schema", "strict"}:
+        raise OptionError(f"response_format.json_schema has no {min(unknown)}; leave it out")
+    if not isinstance(named.get("strict"), bool | None) or not isinstance(named["schema"], Mapping):
+        raise OptionError("response_format.json_schema: strict must be true or false, and schema an object")
+    return named["schema"]
+
+
 def with_length(fields: Mapping[str, Any]) -> dict[str, Any]:
     """OpenAI's two names of the most new tokens, as ours. Raises OptionError where more than one is given."""
     lengths = [fields[name] for name in (*LENGTHS, "max_new_tokens") if fields.get(name) is not None]

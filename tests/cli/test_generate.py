@@ -11,7 +11,7 @@ FIELDS = [
     "text", "token_ids", "prompt_tokens", "finish_reason", "rounds",
     "drafted", "accepted", "acceptance_rate", "mean_accepted_length", "drafted_per_position",
     "accepted_per_position", "tokens_per_second", "decode_tokens_per_second", "ttft_seconds", "seconds",
-    "draft_seconds", "draft_row_layers", "verify_row_layers", "prefill_row_layers", "model",
+    "draft_seconds", "draft_row_layers", "verify_row_layers", "prefill_row_layers", "model", "cached_tokens",
     "runtime", "runs_on", "precision", "draft", "plan", "gamma",
     "seed", "kv_bytes", "state_bytes", "rollback_bytes", "buffers", "draft_weight_bytes", "draft_kv_bytes",
     "accepted_prediction_tokens", "rejected_prediction_tokens",

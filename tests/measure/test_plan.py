@@ -240,7 +240,7 @@ def test_published_shapes(large):
 
 def saved(path, found, **changes):
     """A profile of what is planned, where leaving at layer 2 is right."""
-    from selfspec.measure.report import machine
+    from selfspec.machine import machine
 
     document = {
         "model": "tiny",

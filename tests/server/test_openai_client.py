@@ -74,7 +74,8 @@ def test_an_answer_is_that_of_generate_whole_and_streamed(client, engine, asked)
     ]
     assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
     assert usage.choices == []
-    assert usage.usage == done.usage
+    assert usage.usage.completion_tokens_details == done.usage.completion_tokens_details
+    assert usage.usage.total_tokens == done.usage.total_tokens
     assert not any(chunk.usage for chunk in chunks[:-1])
     assert len(list(chat(client, stream=True, **asked))) == len(chunks) - 1
 
@@ -251,3 +252,45 @@ def test_texts_together_are_what_they_are_alone(server, client, caplog):
     asyncio.run(all_of_them())
     server.has(running=0, waiting=0)
     assert [record.message for record in caplog.records if record.levelname != "INFO"] == []
+
+
+def whole_prompt(made):
+    """Tokens, log probabilities and the likeliest token's, as lm-eval reads them."""
+    found = made.logprobs
+    tops = [top and max(top.values()) for top in found.top_logprobs]
+    return found.tokens, found.token_logprobs, tops, found.text_offset
+
+
+@pytest.mark.parametrize("drafts", [{"enabled": False}, {"draft": "early_exit"}], ids=str)
+def test_an_echo_has_the_log_probabilities_of_the_prompt(client, engine, drafts):
+    """Guards what lm-eval's `local-completions` reads: lists of token ids, no new token or one, long prompts too.
+
+    1100 tokens run in three passes; every entry is compared with a pass of its own prefix.
+    """
+    random = np.random.default_rng(5)
+    letters = engine.tokenizer.encode("abcdefghijklmnopqrstuvwxyz ,.", add_special_tokens=False)
+    prompts = [random.choice(letters, size).tolist() for size in (3, 1, 1100)]
+    asked = {"prompt": prompts, "echo": True, "logprobs": 1, "temperature": 0}
+    done = text(client, {"speculative": drafts}, max_tokens=0, **asked)
+    one = text(client, {"speculative": drafts}, max_tokens=1, **asked)
+    assert (done.usage.completion_tokens, one.usage.completion_tokens) == (0, 3)
+    for prompt, choice, longer in zip(prompts, done.choices, one.choices, strict=True):
+        tokens, logprobs, tops, offsets = whole_prompt(choice)
+        assert choice.text == engine.tokenizer.decode(prompt) == longer.text[: len(choice.text)]
+        assert "".join(tokens) == choice.text
+        assert offsets == list(range(len(prompt)))
+        assert [found[: len(prompt)] for found in whole_prompt(longer)] == [tokens, logprobs, tops, offsets]
+        assert len(whole_prompt(longer)[0]) == len(prompt) + 1
+        assert (logprobs[0], tops[0]) == (None, None)
+        want = law(engine, prompt[:40])
+        for place, (logprob, top) in enumerate(zip(logprobs[1:40], tops[1:40], strict=True)):
+            assert logprob == pytest.approx(want[place][prompt[place + 1]], abs=1e-6)
+            assert top == pytest.approx(want[place].max(), abs=1e-6)
+    last = law(engine, prompts[2])[-2]
+    assert done.choices[2].logprobs.token_logprobs[-1] == pytest.approx(last[prompts[2][-1]], abs=1e-6)
+
+    streamed = {0: [], 1: [], 2: []}
+    for chunk in text(client, max_tokens=1, stream=True, **asked):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.logprobs.token_logprobs if choice.logprobs else []
+    assert list(streamed.values()) == [choice.logprobs.token_logprobs for choice in one.choices]

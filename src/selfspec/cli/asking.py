@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from selfspec.errors import OptionError, PromptError, SelfspecError
-from selfspec.wire import by_token, json_object, predicted, with_arguments, with_length, with_logprobs, without_only
+from selfspec.wire import (
+    by_token,
+    json_object,
+    predicted,
+    with_arguments,
+    with_length,
+    with_logprobs,
+    with_structure,
+    without_only,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -90,4 +99,4 @@ def _from_openai(fields: Mapping[str, Any], models: Collection[str]) -> dict[str
         body["prediction"] = predicted(body["prediction"])
     if isinstance(body.get("messages"), list):
         body["messages"] = with_arguments(body["messages"])
-    return with_logprobs(with_length(body))
+    return with_logprobs(with_length(with_structure(body)))

@@ -15,13 +15,13 @@ from selfspec.cli.flags import ModelCommand, unwrapped, wrapping
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import (
     combined,
+    controller,
     emit_json,
     examples,
     explaining,
     explanation,
     note,
     progress,
-    require_controller,
 )
 from selfspec.cli.reading import read_file, stdin
 from selfspec.engine import DEFAULT_SLOTS
@@ -64,7 +64,7 @@ def command(
     Results are kept in OUT.partial as they come, and OUT appears when all are there. After a kill or Ctrl-C, run
     the same command again: only what is missing is done. Exit code 1 if some lines failed.
     """
-    require_controller(explain, options["draft"])
+    options["draft"] = controller(explain, options["draft"])
     if slots < 1:
         raise OptionError(f"--slots is {slots}; it must be at least 1")
     out = Path(target)
@@ -79,6 +79,7 @@ def command(
     identity = {
         "input": hashlib.sha256(raw).hexdigest(),
         "model": [engine.fingerprint, engine.runtime.name, engine.runtime.precision],
+        "tuned": engine.tuned and engine.tuned.draft,
         "options": {name: value for name, value in options.items() if name != "model" and value not in (None, ())}
         | said,
     }

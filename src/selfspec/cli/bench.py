@@ -98,8 +98,8 @@ class _Plan:
     def head(self, engine: Engine) -> dict[str, Any]:
         """The first part of the document: what is measured, where."""
         from selfspec._version import __version__
+        from selfspec.machine import machine
         from selfspec.measure.ours import BASELINE
-        from selfspec.measure.report import machine
 
         return {
             "selfspec": __version__,

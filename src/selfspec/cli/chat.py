@@ -11,7 +11,7 @@ import click
 
 from selfspec.cli.flags import ModelCommand
 from selfspec.cli.opening import open_engine
-from selfspec.cli.output import emit_json, examples, explaining, explanation, note, require_controller, summary
+from selfspec.cli.output import controller, emit_json, examples, explaining, explanation, note, summary
 from selfspec.cli.reading import decoded, stdin
 from selfspec.errors import PromptError, SelfspecError
 
@@ -46,7 +46,7 @@ def command(system: str | None, as_json: bool, explain: bool, **options: Any) ->
     Ctrl-C stops the answer that is being written and keeps the conversation. Over a pipe there is no
     prompt, and the first error ends the chat.
     """
-    require_controller(explain, options["draft"])
+    options["draft"] = controller(explain, options["draft"])
     chat = _Chat(open_engine(options), system, as_json, explain)
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
     if is_terminal:

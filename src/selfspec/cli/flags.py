@@ -5,14 +5,13 @@ Help and parsing need those dataclasses, and they need NumPy: so the flags are m
 
 from __future__ import annotations
 
-import json
 from dataclasses import Field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
-from selfspec.cli.reading import decoded, read_file
+from selfspec.cli.values import bias, chat_option, given_text, template_of, tools_of
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 Wanted = TypeVar("Wanted", bound="DataclassInstance")
 Command = TypeVar("Command", bound="Callable[..., Any]")
 _KINDS: dict[str, type] = {"int": int, "float": float}
-_PYTHON = {"True": "true", "False": "false", "None": "null"}  # as JSON spells them
 
 _REQUEST_HELP = {
     "max_new_tokens": "Most tokens to write.",
@@ -49,69 +47,25 @@ _REQUEST_HELP = {
 }
 
 
-def _bias(value: str) -> tuple[int, float]:
-    """A token id and what to add to its logit."""
-    token, _, bias = value.partition("=")
-    try:
-        return int(token), float(bias)
-    except ValueError:
-        raise OptionError(f"--logit-bias is {value!r}; it must be ID=BIAS, such as 11=-100") from None
-
-
-def _prediction(value: str) -> str:
-    """The text itself, or that of a file."""
-    if not value.startswith("@"):
-        return value
-    return decoded(read_file(value[1:], "the prediction"), f"the prediction {value[1:]!r}")
-
-
-def _chat_option(text: str) -> tuple[str, Any]:
-    """A variable of the chat template: JSON where it is JSON, else a text."""
-    name, found, value = text.partition("=")
-    if not (name and found):
-        raise OptionError(f"--chat-option is {text!r}; it must be NAME=VALUE, such as enable_thinking=false")
-    try:
-        return name, json.loads(_PYTHON.get(value, value))
-    except ValueError:
-        return name, value
-
-
-def _tools(file: str) -> list[Any]:
-    """The JSON schemas in a file: a list, or one alone."""
-    from selfspec.cli.reading import decoded, read_file
-
-    text = decoded(read_file(file, "the file of tools"), f"the file of tools {file!r}")
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise OptionError(f"the file of tools {file!r} is no JSON: {error}") from None
-    found = found if isinstance(found, list) else [found]
-    if not found or not all(isinstance(tool, dict) for tool in found):
-        raise OptionError(f"the file of tools {file!r} must hold a list of JSON schemas")
-    return found
-
-
-def _template(given: str) -> str:
-    """The name of a template, or what is in a file of that ending."""
-    from selfspec.cli.reading import decoded, read_file
-
-    if not given.endswith((".jinja", ".j2")):
-        return given
-    return decoded(read_file(given, "the chat template"), f"the chat template {given!r}")
-
-
 # field -> its flag, metavar, type and help; each may be given several times
 _REPEATED: dict[str, tuple[str, str, Callable[[str], Any], str]] = {
     "chat_options": (
         "--chat-option",
         "NAME=VALUE",
-        _chat_option,
+        chat_option,
         "Set a variable that the chat template reads, such as enable_thinking=false",
     ),
-    "logit_bias": ("--logit-bias", "ID=BIAS", _bias, "Add BIAS to the logit of token ID"),
+    "logit_bias": ("--logit-bias", "ID=BIAS", bias, "Add BIAS to the logit of token ID"),
     "bad_words": ("--bad-word", "TEXT", str, "Never write this text"),
     "suppress_tokens": ("--suppress-token", "ID", int, "Never write this token"),
 }
+
+
+_STRUCTURES = (
+    ("json_schema", "JSON", "The answer is JSON that this schema allows; {} allows any."),
+    ("regex", "REGEX", "The answer matches this regular expression, from its first to its last character."),
+    ("grammar", "LARK", "The answer is what this grammar in Lark's notation allows."),
+)
 
 
 class Flag(click.Option):
@@ -162,7 +116,10 @@ class ModelCommand(MadeCommand):
         """Model, text and drafting."""
         from selfspec.engine import DEFAULT_DRAFT
 
-        return [*model_flags(), *_request_flags(), *draft_flags(DEFAULT_DRAFT), *_refused_flags()]
+        who, *others = draft_flags(DEFAULT_DRAFT)
+        text = "Draft as `selfspec tune` found here for this model, where no draft is named.  [default: on]"
+        tuned = Flag("--tuned/--no-tuned", default=None, section="Drafting", help=text)
+        return [*model_flags(), *_request_flags(), who, tuned, *others, *_refused_flags()]
 
 
 class MeasuringCommand(MadeCommand):
@@ -250,16 +207,20 @@ def _request_flags() -> list[Flag]:
     tools = "JSON file with the schemas of the tools that the model may call."
     template = "Which of the model's chat templates, or a .jinja file with one.  [default: the model's]"
     return [
-        Flag("--tools", metavar="FILE", type=_tools, section="Text", help=tools),
-        Flag("--chat-template", metavar="NAME", type=_template, section="Text", help=template),
+        Flag("--tools", metavar="FILE", type=tools_of, section="Text", help=tools),
+        Flag("--chat-template", metavar="NAME", type=template_of, section="Text", help=template),
         *(_flag(by_name[name], text, "Text", multiple=name == "stop") for name, text in _REQUEST_HELP.items()),
         *(_repeated(name, *declared) for name, declared in _REPEATED.items()),
         Flag(
             "--prediction",
             metavar="TEXT|@FILE",
-            type=_prediction,
+            type=given_text,
             section="Text",
             help="Text that the answer is expected to hold, such as a file to change; look-up copies from it.",
+        ),
+        *(
+            Flag(flag_name(kind), metavar=f"{what}|@FILE", type=given_text, section="Text", help=text)
+            for kind, what, text in _STRUCTURES
         ),
     ]
 

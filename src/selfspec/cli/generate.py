@@ -11,13 +11,13 @@ from selfspec.cli.flags import ModelCommand, unwrapped, wrapping
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import (
     Painter,
+    controller,
     emit_json,
     examples,
     explaining,
     explanation,
     has_colours,
     note,
-    require_controller,
     summary,
 )
 from selfspec.cli.reading import read_prompt
@@ -59,7 +59,7 @@ def command(
     """
     if as_json and show_drafts:
         raise click.UsageError("--show-drafts marks the text, and --json prints none; give one of them")
-    require_controller(explain, options["draft"])
+    options["draft"] = controller(explain, options["draft"])
     text = read_prompt(prompt, prompt_file)
     stream = open_engine(unwrapped(options)).stream(text)
     if not as_json:

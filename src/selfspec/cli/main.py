@@ -38,6 +38,7 @@ VERBS = {
     "certify": "Prove on your own model that drafts change nothing.",
     "bench": "How fast drafters and other programs are, task by task.",
     "profile": "What exits, passes and drafts cost here, and the speedups they promise.",
+    "tune": "Find the draft that is fastest here, on your prompts, and keep it for this model.",
     "search-plan": "Which layers a draft of the same model should leave out, here.",
     "bundle": "A model and all that runs it in one folder, for boxes without a network.",
     "export": "A part of a model as a draft model of other engines.",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +10,7 @@ from selfspec.documents import json_line, other_fields, write_whole
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from selfspec.engine import Engine
-    from selfspec.measure.settings import Workload
+    from collections.abc import Mapping
 
 
 class Notebook:
@@ -48,25 +43,6 @@ class Notebook:
         if self._path is not None:
             document = {"identity": self._identity, **(result or {}), "units": self.units}
             write_whole(self._path, json_line(document) + "\n")
-
-
-def identity_of(engine: Engine, options: Workload, free: Sequence[str]) -> dict[str, Any]:
-    """What measurements must share to stand in one file: all but the ``free`` options, and where data lies."""
-    from selfspec._version import __version__
-    from selfspec.measure.report import machine
-
-    data = b"" if options.data is None else Path(options.data).read_bytes()
-    return {
-        "selfspec": __version__,
-        "model": engine.name,
-        "runtime": engine.runtime.name,
-        "runs_on": engine.runtime.runs_on,
-        "precision": engine.runtime.precision,
-        "machine": machine(),
-        "fingerprint": engine.fingerprint,
-        "data": hashlib.sha256(data).hexdigest(),
-        "options": {name: value for name, value in asdict(options).items() if name not in (*free, "data")},
-    }
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

@@ -26,13 +26,14 @@ PLACING = ("runtime", "bits", "threads", "kv", "dtype", "device")
 
 
 def open_engine(options: Mapping[str, Any]) -> Engine:
-    """Load what the flags of `ModelCommand` say."""
+    """Load what the flags of `ModelCommand` or `MeasuringCommand` say; only the first drafts as was tuned."""
     from selfspec.cli.flags import given
     from selfspec.loading import load
 
     options = dict(options)
     model = options.pop("model")
     placed = {name: value for name in PLACING if (value := options.pop(name)) is not None}
+    placed["tuned"] = options.pop("tuned", False) is not False
     asked = given(options)
     progress = Progress()
     engine = with_offer(model, lambda: load(model, notify=progress, progress=progress.packed, **placed, **asked))

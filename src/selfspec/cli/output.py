@@ -128,17 +128,23 @@ def explanation(found: Mapping[str, Any]) -> str:
 
 
 def explaining(function: Function) -> Function:
-    """The flag that shows what the controller decided; `require_controller` checks it."""
+    """The flag that shows what the controller decided; `controller` checks it."""
     text = "Show what the controller (auto) decided, and from which numbers."
     return click.option("--explain", is_flag=True, help=text)(function)
 
 
-def require_controller(explain: bool, draft: str | None) -> None:
-    """Raise UsageError for --explain with another drafter, which decides nothing."""
+def controller(explain: bool, draft: str | None) -> str | None:
+    """The drafter, with --explain the controller where none is named, even if another one was tuned.
+
+    Raises UsageError for --explain with another drafter, which decides nothing.
+    """
     from selfspec.engine import DEFAULT_DRAFT
 
-    if explain and (draft or DEFAULT_DRAFT).partition(":")[0] != "auto":
+    if not explain:
+        return draft
+    if (draft or DEFAULT_DRAFT).partition(":")[0] != "auto":
         raise click.UsageError("--explain shows what auto decided, and another drafter drafts; add --draft auto")
+    return draft or DEFAULT_DRAFT
 
 
 def combined(explanations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

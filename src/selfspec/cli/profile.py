@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from selfspec.cli.flags import ProfileCommand, asked_of
-from selfspec.cli.notebook import Notebook, identity_of
+from selfspec.cli.notebook import Notebook
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import check_target, emit_json, examples, note, progress
 from selfspec.cli.profile_page import page
@@ -49,6 +49,7 @@ def command(out: str | None, as_json: bool, **options: Any) -> None:
     What does not fit into --budget is left out and named; with --out, the same command goes on with it. Run
     nothing else beside it.
     """  # noqa: D301 (click keeps the line breaks after a backspace)
+    from selfspec.measure.identity import identity_of
     from selfspec.measure.profile import Profile, questions_of
     from selfspec.measure.settings import ProfileOptions
     from selfspec.measure.tasks import choose, read_prompts

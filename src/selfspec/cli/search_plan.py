@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from selfspec.cli.flags import MeasuringCommand, asked_of
-from selfspec.cli.notebook import Notebook, identity_of
+from selfspec.cli.notebook import Notebook
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import check_target, emit_json, examples, note, progress, table
 
@@ -46,6 +46,7 @@ def command(out: str | None, as_json: bool, **options: Any) -> None:
     draft step costs here. The best are then measured in pairs with plain decoding. Small models have little to
     leave out: a best speedup below 1 is an answer too. Run nothing else beside it.
     """
+    from selfspec.measure.identity import identity_of
     from selfspec.measure.plan_search import PlanSearch
     from selfspec.measure.profile import questions_of
     from selfspec.measure.settings import SearchOptions

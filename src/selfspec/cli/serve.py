@@ -14,6 +14,7 @@ from selfspec.cli.flags import ModelCommand
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import examples, note
 from selfspec.errors import OptionError, RuntimeMissingError
+from selfspec.measure.quantities import bytes_of
 from selfspec.server.settings import ServerOptions
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ def _limit(name: str, kind: type, text: str) -> Callable[[FC], FC]:
 @_limit("grace", float, "Seconds to finish texts after SIGTERM or Ctrl-C.")
 @_limit("max_body", int, "Most bytes of a request.")
 @click.option(
+    "--kv-budget", metavar="SIZE", help="Most memory for keys and values, such as 4GiB.  [default: no limit]"
+)
+@click.option("--no-prefix-cache", is_flag=True, help="Let no prompt go on from what an earlier text has left.")
+@click.option(
     "--drafts",
     metavar="NAMES",
     help="Drafters a request may choose, with commas.  [default: those without weights]",
@@ -79,6 +84,9 @@ def command(
             f"{error.name} is missing; install the server with: pip install 'selfspec[serve]'"
         ) from error
     limits = {name: options.pop(name) for name in ("slots", "queue", "deadline", "grace", "max_body")}
+    limits["prefix_cache"] = not options.pop("no_prefix_cache")
+    if (budget := options.pop("kv_budget")) is not None:
+        limits["kv_budget"] = bytes_of("kv-budget", budget)
     name = options.pop("name")
     _settings(name or "?", drafts, limits)  # a mistake is said before the model loads
     if named is not None:

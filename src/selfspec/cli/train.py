@@ -10,11 +10,15 @@ from selfspec.cli.output import examples
 # verb -> its line in `selfspec train --help`; the module selfspec.cli.train_<verb> has its `command`
 VERBS = {
     "data": "The model answers prompts: texts from which a head learns to draft.",
+    "eagle": "An EAGLE-3 head, which drafts on three of the model's states and its own outputs.",
+    "exit-head": "Heads with which drafts leave the model after some of its layers.",
 }
 
 _EXAMPLES = examples(
     "selfspec train data --prompts prompts.jsonl --out answers",
     "selfspec train data --prompts prompts.jsonl --out answers --tokens 400000 --json",
+    "selfspec train eagle --data answers --out eagle",
+    "selfspec train exit-head --data answers --out exits --layers 8",
 )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from selfspec.context import Context, Text
     from selfspec.drafters.ahead import Ahead, Outcome
+    from selfspec.feeds import Feed
     from selfspec.model import Tokenizer
     from selfspec.model.config import ModelConfig
     from selfspec.rounds import Commit, Round
@@ -129,7 +130,9 @@ class Drafter(ABC):
     nothing beside a pass and is deterministic: it may be asked for one in every round. ``usual_alpha`` is how often
     a draft token of such a drafter is right: what `auto` goes by until it has seen some. (Most exits of models that
     were not trained for it seldom are.) ``looks_ahead`` says
-    that it can draft for tokens that are not committed, beside a verification (`ahead`).
+    that it can draft for tokens that are not committed, beside a verification (`ahead`). ``reads_prompt_states``
+    says that it needs the target's states of every row of the prompt: then all of them run, and no cells of another
+    text stand in for some.
     """
 
     Options: ClassVar[type[DraftOptions]] = DraftOptions
@@ -138,6 +141,7 @@ class Drafter(ABC):
     samples: bool = False
     is_free: bool = False
     looks_ahead: bool = False
+    reads_prompt_states: bool = False
     usual_alpha: ClassVar[float] = 0.25
 
     def __init__(self, options: DraftOptions, config: ModelConfig) -> None:
@@ -188,6 +192,11 @@ class Drafter(ABC):
         return 0
 
     @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers after which it reads the states of every committed row (`selfspec.feeds`); most read none."""
+        return ()
+
+    @property
     def parts(self) -> tuple[Drafter, ...]:
         """The drafters that it consists of: itself, unless it asks others."""
         return (self,)
@@ -213,6 +222,9 @@ class Drafter(ABC):
 
         Raises SelfspecError, before anything is generated, for what this engine cannot do.
         """
+
+    def read(self, context: Context, feed: Feed) -> None:  # noqa: B027 (who taps no layers has nothing to read)
+        """More rows of a text wait for it than are kept for long: read them."""
 
     def begin(self, text: Text) -> None:  # noqa: B027 (many have nothing to do)
         """A text enters. All state is per text: one drafter may serve many streams at once."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec.drafters.adaptive_exit import AdaptiveExit
 from selfspec.drafters.base import Drafter, DraftOptions, option
-from selfspec.drafters.comb import CombOptions
+from selfspec.drafters.exit_head import ExitHead
 from selfspec.drafters.self_draft import FixedSelfDraft
+from selfspec.drafters.trained import HeadOptions
 from selfspec.errors import OptionError
 from selfspec.types import LayerPlan
 
@@ -21,7 +22,7 @@ ADAPTIVE = "adaptive"
 
 
 @dataclass(frozen=True)
-class EarlyExitOptions(CombOptions):
+class EarlyExitOptions(HeadOptions):
     """Options of `EarlyExit`."""
 
     exit_layer: str | int | None = option(
@@ -40,6 +41,13 @@ class EarlyExitOptions(CombOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "exit_layer", _layer(self.exit_layer))
+        if self.head is None and (self.head_bits or self.any_target):
+            name = "head_bits" if self.head_bits else "any_target"
+            raise OptionError(f"{name} is {getattr(self, name)}, which only a trained head reads; give head, too")
+        if self.head is not None and self.is_adaptive:
+            raise OptionError(
+                f"exit_layer is {ADAPTIVE}, but a trained head has its own layer; leave exit_layer out"
+            )
         if not self.is_adaptive:
             for f in fields(EarlyExitOptions)[-3:]:
                 if (value := getattr(self, f.name)) != f.default:
@@ -106,8 +114,11 @@ class EarlyExit(FixedSelfDraft):
 
     @classmethod
     def for_options(cls, options: DraftOptions, config: ModelConfig) -> Drafter:
-        """One with a fixed exit, or an `AdaptiveExit`."""
+        """One with a fixed exit, an `ExitHead`, or an `AdaptiveExit`."""
         assert isinstance(options, EarlyExitOptions)
+        if options.head is not None:
+            assert options.exit_layer is None or isinstance(options.exit_layer, int)
+            return ExitHead(options, config, options.exit_layer)
         if not options.is_adaptive:
             return cls(options, config)
         _require_layers(config)
@@ -118,7 +129,7 @@ class EarlyExit(FixedSelfDraft):
         """An exit after an eighth, a quarter and half of the layers; later ones cannot pay, however right."""
         if options.get("exit_layer") == ADAPTIVE:
             raise OptionError(f"auto chooses among exits itself; give it early_exit without exit_layer={ADAPTIVE}")
-        if options.get("exit_layer") is not None:
+        if options.get("exit_layer") is not None or options.get("head") is not None:
             return [options]
         layers = sorted({max(1, config.num_layers // part) for part in (8, 4, 2)} - {config.num_layers})
         return [{**options, "exit_layer": layer} for layer in layers]

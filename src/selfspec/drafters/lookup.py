@@ -6,12 +6,13 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from selfspec.drafters.ahead import Ahead, Outcome
 from selfspec.drafters.base import Drafter, inherited, option
 from selfspec.drafters.comb import Comb, CombOptions, after
-from selfspec.drafters.trust import LENGTHS, Kind, Trust
+from selfspec.drafters.trust import LENGTHS, Evidence, Kind, Trust
 from selfspec.types import Draft, OneHot
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from selfspec.context import Context, Text
     from selfspec.model.config import ModelConfig
     from selfspec.rounds import Commit
+    from selfspec.settings import ConstraintAhead, Prefix
 
 MARGIN = 1.5
 """How many times its price a row must bring: the time could also be spent on rounds whose drafts are good."""
@@ -237,6 +239,8 @@ class LookUp(Drafter):
     def _plans(self, text: Text, gamma: int, before: Draft, price: Callable[[int], float]) -> list[_Plan]:
         """As much of each source as pays; a row must bring ``price(n)`` where n are added before it."""
         chains = self._memories[text].chains(before.tokens)
+        if (constraint := text.sampling.constraint) is not None:
+            chains = _within(constraint.for_drafts, text.prefix(before.tokens), chains, gamma - len(before))
         return [self._plan(text, gamma, before, chain, price) for chain in chains]
 
     def _plan(
@@ -262,6 +266,18 @@ class LookUp(Drafter):
 
     def _is_ended(self, comb: Comb) -> bool:
         return bool(comb.tokens) and comb.tokens[-1] in self.config.eos_token_ids
+
+
+def _within(
+    constraint: ConstraintAhead, prefix: Prefix, chains: Iterable[Iterable[Guess]], most: int
+) -> Iterator[Iterable[Guess]]:
+    """What a grammar forces after ``prefix``, and of each chain what it allows; no more than ``most`` tokens."""
+    if most <= 0:
+        return iter(chains)
+    forced = [Guess(token, Kind(Evidence.FORCED, 0)) for token in constraint.forced(prefix)[:most]]
+    found = [list(islice(chain, most)) for chain in chains]
+    legal = [chain[: constraint.legal(prefix, [guess.token for guess in chain])] for chain in found]
+    return iter([forced, *legal])
 
 
 def _at(price: Callable[[int], float], rows: int, more: int) -> float:

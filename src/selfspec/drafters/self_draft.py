@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from selfspec.context import Context, Text
     from selfspec.drafters.comb import CombOptions
     from selfspec.model.config import ModelConfig
+    from selfspec.runtime.attached import Likeliest
     from selfspec.types import LayerPlan
 
 
@@ -38,7 +39,7 @@ class SelfDraft(StepDrafter):
             found.setdefault(self.plan_of(chain.text), []).append(chain)
         return found.values()
 
-    def step(self, context: Context, growing: Sequence[Growing]) -> Array:
+    def step(self, context: Context, growing: Sequence[Growing]) -> Array | Sequence[Array | Likeliest]:
         """Run the plan and the head over the next rows of each draft; the states of shared layers are kept.
 
         Rows of guesses go on from the states that a shallower draft has left.
@@ -50,6 +51,15 @@ class SelfDraft(StepDrafter):
         if kept is not None:
             for chain, (start, stop) in zip(growing, pairwise(accumulate(map(len, rows), initial=0)), strict=True):
                 chain.states = kept[start:stop]
+        return self.said(context, growing, hidden)
+
+    def said(
+        self,
+        context: Context,
+        growing: Sequence[Growing],  # noqa: ARG002 (a head of its own may need it)
+        hidden: Array,
+    ) -> Array | Sequence[Array | Likeliest]:
+        """What follows rows whose states after the plan are ``hidden`` [rows, d]: as `StepDrafter.step`."""
         return context.runtime.logits(hidden)
 
     def finish(self, chain: Growing) -> Draft:

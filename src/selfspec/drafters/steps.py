@@ -25,6 +25,7 @@ from selfspec.drafters.base import Drafter
 from selfspec.drafters.comb import Comb, CombOptions
 from selfspec.drafters.confidence import ConfidenceStop
 from selfspec.errors import ConstraintError, ModelError, SelfspecError
+from selfspec.runtime.attached import Likeliest
 from selfspec.sampling import top_probability
 from selfspec.types import Array, Distribution, Draft, OneHot, namespace
 
@@ -96,8 +97,11 @@ class StepDrafter(Drafter):
         self.reshape: Callable[[Text, Distribution, int], Distribution] = _as_it_is
 
     @abstractmethod
-    def step(self, context: Context, growing: Sequence[Growing]) -> Array:
-        """Logits of what follows each of the `Growing.rows` of each draft [all rows, V], draft after draft."""
+    def step(self, context: Context, growing: Sequence[Growing]) -> Array | Sequence[Array | Likeliest]:
+        """Logits of what follows each of the `Growing.rows` of each draft [all rows, V], draft after draft.
+
+        A row of a text without siblings whose `Text.drafts_likeliest` holds may be a `Likeliest`.
+        """
 
     def groups(self, chains: list[Growing]) -> Iterable[list[Growing]]:
         """Chains whose steps can run together."""
@@ -152,7 +156,7 @@ class StepDrafter(Drafter):
                 if self._advance(chain, logits[start:stop])
             ]
 
-    def _advance(self, chain: Growing, logits: Array) -> bool:
+    def _advance(self, chain: Growing, logits: Array | Sequence[Array | Likeliest]) -> bool:
         """Add what a step gave, up to the first guess that does not hold; False where the draft ends."""
         guesses, laws = chain.guesses, chain.before.laws
         goes_on = True
@@ -165,13 +169,22 @@ class StepDrafter(Drafter):
         return goes_on and chain.depth < min(chain.gamma, self.options.gamma)
 
     def _grow(
-        self, chain: Growing, logits: Array, guess: int | None = None, guessed_from: Distribution | None = None
+        self,
+        chain: Growing,
+        logits: Array | Likeliest,
+        guess: int | None = None,
+        guessed_from: Distribution | None = None,
     ) -> bool:
         """Add the next token and its siblings; False when low confidence, or no token to choose, ends the draft."""
         text, comb = chain.text, chain.comb
         stop = self._stops[text]
-        if stop.is_on and stop.before(top_probability(logits)):
+        is_known = isinstance(logits, Likeliest)
+        if stop.is_on and stop.before(logits.probability if is_known else top_probability(logits)):
             return False
+        if is_known:
+            assert self.reshape is _as_it_is
+            comb.add(logits.token)
+            return logits.token not in self.config.eos_token_ids
         try:
             law = self.reshape(text, text.draft_law(logits, chain.so_far), chain.depth)
         except ConstraintError:  # perhaps only past a token that will be rejected: the target decides

@@ -32,6 +32,8 @@ class Evidence(IntEnum):
     CORPUS_MOST = 9
     CORPUS_FEW = 10
     """The first four, of places in a corpus."""
+    FORCED = 11
+    """A grammar allows nothing else."""
 
 
 class Kind(NamedTuple):
@@ -74,6 +76,7 @@ class Trust:
         Evidence.CORPUS_ALL: (0.45, 0.50, 0.70, 0.70, 0.90, 0.92),
         Evidence.CORPUS_MOST: (0.20, 0.45, 0.45, 0.45, 0.60, 0.70),
         Evidence.CORPUS_FEW: (0.15, 0.15, 0.25, 0.22, 0.25, 0.30),
+        Evidence.FORCED: (1.0,) * len(LENGTHS),
     }
     WEIGHT = 8.0
     MEMORY = 0.98

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from selfspec.measure.passes import fill
-from selfspec.sampling import distribution
+from selfspec.sampling import distribution, top_probability
 from selfspec.types import LayerPlan, Prefix, Rows, SubLayer
 
 if TYPE_CHECKING:
@@ -33,15 +33,22 @@ class Agreement:
 
     ``ratios`` [K, n] are q(x) / p(x), where an exit has the law q and the target p: in greedy decoding 1 where both
     say x, else 0. ``overlaps`` [K, n] are 1 - the total variation between q and p: how often a token drawn from q
-    is accepted; in greedy decoding the same 1 or 0.
+    is accepted; in greedy decoding the same 1 or 0. ``confidences`` [K, n] are the largest probabilities of exits
+    at temperature 1, by which a draft may be stopped; None where nobody asked.
     """
 
     ratios: NDArray[np.float64]
     overlaps: NDArray[np.float64]
+    confidences: NDArray[np.float64] | None = None
 
 
 def measure_agreement(
-    runtime: Runtime, prompt: Sequence[int], answer: Sequence[int], exits: Sequence[int], sampling: Sampling
+    runtime: Runtime,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    exits: Sequence[int],
+    sampling: Sampling,
+    is_confidence_asked: bool = False,
 ) -> Agreement:
     """Compare the exits at the layers ``exits`` with the target along ``answer``, its own one to ``prompt``.
 
@@ -51,23 +58,29 @@ def measure_agreement(
     cache = runtime.new_cache(1, len(tokens))
     fill(runtime, cache, tokens[:first])
     full, taps = LayerPlan.full(runtime.config.num_layers), [SubLayer(k - 1) for k in exits]
-    parts = []
+    parts, confidences = [], []
     for start in range(first, len(tokens) - 1, _ROWS):
         stop = min(start + _ROWS, len(tokens) - 1)
         rows = Rows.of([0] * (stop - start), range(start, stop))
         hidden, tapped = runtime.run(runtime.embed(tokens[start:stop], rows.positions), full, rows, cache, taps)
         prefixes = [Prefix(tokens[: place + 1], len(prompt)) for place in range(start, stop)]
-        target = _laws(runtime, hidden, sampling, prefixes)
-        said = tokens[start + 1 : stop + 1]
-        exit_laws = (_laws(runtime, tapped[tap], sampling, prefixes) for tap in taps)
-        parts.append(np.array([_compared(target, laws, said) for laws in exit_laws]))
+        target = _laws(runtime.logits(hidden), sampling, prefixes)
+        said, found = tokens[start + 1 : stop + 1], []
+        for tap in taps:
+            logits = runtime.logits(tapped[tap])
+            found.append(_compared(target, _laws(logits, sampling, prefixes), said))
+            if is_confidence_asked:
+                confidences.append([top_probability(row) for row in logits])
+        parts.append(np.array(found))
     ratios, overlaps = np.moveaxis(np.concatenate(parts, axis=1), 2, 0)
-    return Agreement(ratios, overlaps)
+    if not is_confidence_asked:
+        return Agreement(ratios, overlaps)
+    chunks = [confidences[i : i + len(taps)] for i in range(0, len(confidences), len(taps))]
+    return Agreement(ratios, overlaps, np.concatenate([np.array(chunk) for chunk in chunks], axis=1))
 
 
-def _laws(runtime: Runtime, hidden: Array, sampling: Sampling, prefixes: Sequence[Prefix]) -> list[Distribution]:
-    rows = zip(runtime.logits(hidden), prefixes, strict=True)
-    return [distribution(logits, sampling, prefix) for logits, prefix in rows]
+def _laws(rows: Array, sampling: Sampling, prefixes: Sequence[Prefix]) -> list[Distribution]:
+    return [distribution(logits, sampling, prefix) for logits, prefix in zip(rows, prefixes, strict=True)]
 
 
 def _compared(
@@ -75,10 +88,10 @@ def _compared(
 ) -> list[tuple[float, float]]:
     """Ratio and overlap at every token."""
     rows: Any = zip(target, drafted, said, strict=True)
-    return [(_ratio(p, q, token), 1.0 - p.excess(q, 1.0)) for p, q, token in rows]
+    return [(ratio(p, q, token), 1.0 - p.excess(q, 1.0)) for p, q, token in rows]
 
 
-def _ratio(p: Distribution, q: Distribution, token: int) -> float:
+def ratio(p: Distribution, q: Distribution, token: int) -> float:
     """q(token) / p(token)."""
     mass = p.probability(token)
     # the target did say it: where p has nothing there, rounding moved a tie since

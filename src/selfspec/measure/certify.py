@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec._version import __version__
 from selfspec.errors import OptionError
+from selfspec.machine import processor, version_of
 from selfspec.measure.certificate import Certificate, Check
 from selfspec.measure.equality import coupled_check, greedy_checks, processors_check
-from selfspec.measure.machine import processor, version_of
 from selfspec.measure.rows import rows_check
 from selfspec.measure.sampled import model_law_check, shallow, toy_law_check
 from selfspec.measure.trial import Candidate, Prompt, Trial

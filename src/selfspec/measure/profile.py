@@ -208,6 +208,7 @@ class Profile:
         found = measure_agreement(self._engine.runtime, question.prompt, done.token_ids, self._exits, sampling)
         drafted = found.overlaps[:, 1:]  # no draft proposes the first token
         return {
+            "tokens": list(done.token_ids),
             "has_ended": done.finish_reason == "stop",
             "ratios": np.round(found.ratios, _DIGITS).tolist(),
             "overlaps": np.round(drafted.mean(axis=1), _DIGITS).tolist() if drafted.size else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import statistics
 from collections import Counter
 from dataclasses import asdict, dataclass, fields
@@ -11,21 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from selfspec.measure.machine import processor, version_of
 from selfspec.measure.outputs import Comparison, compare
 from selfspec.measure.pairs import paired_ratio
 from selfspec.rounds import Stats
-from selfspec.runtime.cores import available_processors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from selfspec.measure.bench import Match, Measurements
     from selfspec.measure.timing import Column, Run
     from selfspec.runtime.base import Runtime
 
 LENGTHS: tuple[tuple[str, float], ...] = (("<=50", 50), ("<=200", 200), (">200", float("inf")))
-_PACKAGES = ("numpy", "torch", "transformers")
 
 
 def _whole(run: Run) -> float | None:
@@ -215,7 +211,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 def _counts(parts: Sequence[Stats]) -> dict[str, Any]:
     if not parts:
         return {}
-    total = _sum(parts)
+    total = sum_of(parts)
     row_layers = total.draft_row_layers + total.verify_row_layers
     per_position = zip(total.accepted_per_position, total.drafted_per_position, strict=False)
     return {
@@ -231,7 +227,8 @@ def _counts(parts: Sequence[Stats]) -> dict[str, Any]:
     }
 
 
-def _sum(parts: Sequence[Stats]) -> Stats:
+def sum_of(parts: Sequence[Stats]) -> Stats:
+    """All of them together; at least one."""
     total = Stats()
     for field in fields(Stats):
         values = [getattr(part, field.name) for part in parts]
@@ -239,14 +236,3 @@ def _sum(parts: Sequence[Stats]) -> Stats:
         summed = [sum(column) for column in zip_longest(*values, fillvalue=0)] if is_list else sum(values)
         setattr(total, field.name, summed)
     return total
-
-
-def machine() -> Mapping[str, Any]:
-    """Where this was measured: what another reader needs to judge the numbers."""
-    return {
-        "platform": platform.platform(terse=True),
-        "processor": processor(),
-        "cores": available_processors(),
-        "python": platform.python_version(),
-        **{name: found for name in _PACKAGES if (found := version_of(name))},
-    }

@@ -11,7 +11,17 @@ from selfspec.errors import OptionError
 from selfspec.settings import temperatures_of
 from selfspec.types import MAX_GAMMA, require_least, require_types
 
+TUNED_DRAFTS = "suffix,ngram,early_exit,layer_skip,suffix>early_exit,auto"
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_MOST_TEXTS = 256
+
+
+def _seconds(budget: str) -> float:
+    """Seconds of a budget. Raises OptionError for what is no time."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smh])", budget.strip())
+    if found is None or not (seconds := float(found[1]) * _SECONDS[found[2]]):
+        raise OptionError(f"budget is {budget!r}; it must be a time such as 90s, 2m or 1h")
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -85,10 +95,7 @@ class ProfileOptions(Workload):
     @property
     def budget_seconds(self) -> float:
         """Seconds. Raises OptionError for what is no time."""
-        found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smh])", self.budget.strip())
-        if found is None or not (seconds := float(found[1]) * _SECONDS[found[2]]):
-            raise OptionError(f"budget is {self.budget!r}; it must be a time such as 90s, 2m or 1h")
-        return seconds
+        return _seconds(self.budget)
 
     @property
     def context_lengths(self) -> tuple[int, ...]:
@@ -126,3 +133,54 @@ class SearchOptions(Workload):
         require_least(self, trials=4, finalists=0, pairs=1)
         if not 1 <= self.gamma <= MAX_GAMMA:
             raise OptionError(f"gamma is {self.gamma}; it must be 1 to {MAX_GAMMA}")
+
+
+@dataclass(frozen=True)
+class TuneOptions(Workload):
+    """The flags of ``selfspec tune`` that say what is searched, and what counts."""
+
+    temperature: str = option("0", "Temperature of the answers; 0 is greedy.")
+    aim: str = option(
+        "speed",
+        "What counts: speed (one text), latency@N (N texts at once), or memory (the fewest bytes that keep half of "
+        "the best gain).",
+    )
+    budget: str = option("5m", "About how long a run may take: 90s, 5m, 1h.")
+    drafts: str = option(
+        TUNED_DRAFTS,
+        "Drafters to search, with commas. A name stands for what it may be set to, a name with options for itself; "
+        "those with weights of their own (quantized, draft_model) are searched where they are named.",
+    )
+    gamma: int = option(8, "Longest draft γ of exits and skip sets to look at.")
+    finalists: int = option(6, "How many contenders are measured against plain decoding.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_least(self, finalists=1)
+        if len(self.temperatures) > 1:
+            raise OptionError(f"temperature is {self.temperature!r}; a draft is tuned for one")
+        if self.max_new_tokens < 8:  # shorter answers are a prefill and a round or two
+            raise OptionError(f"max_new_tokens is {self.max_new_tokens}; tuning needs at least 8")
+        if not 1 <= self.gamma <= MAX_GAMMA:
+            raise OptionError(f"gamma is {self.gamma}; it must be 1 to {MAX_GAMMA}")
+        if not self.drafts.strip():
+            raise OptionError("drafts is empty; name drafters to search, with commas")
+        assert self.budget_seconds
+        assert self.texts
+
+    @property
+    def budget_seconds(self) -> float:
+        """Seconds. Raises OptionError for what is no time."""
+        return _seconds(self.budget)
+
+    @property
+    def texts(self) -> int:
+        """How many texts are answered at once. Raises OptionError for an unknown aim."""
+        if self.aim in ("speed", "memory"):
+            return 1
+        found = re.fullmatch(r"latency@(\d{1,4})", self.aim)
+        if found is None or not 1 <= int(found[1]) <= _MOST_TEXTS:
+            raise OptionError(
+                f"--for is {self.aim!r}; it must be speed, memory, or latency@N with N from 1 to {_MOST_TEXTS}"
+            )
+        return int(found[1])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec import control
 from selfspec.errors import OptionError
-from selfspec.measure.report import machine
+from selfspec.machine import machine
 from selfspec.traffic import Traffic
 
 if TYPE_CHECKING:

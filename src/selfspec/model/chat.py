@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from selfspec.errors import OptionError, PromptError
@@ -89,6 +90,16 @@ class ChatTemplate:
             raise PromptError("the chat template of this model makes an empty prompt of these messages")
         return text
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template that counts reads tools. Raises PromptError where it is broken."""
+        if "tool_use" in self.sources:
+            return True
+        try:
+            return "tools" in self._compile(self._source(TemplateInputs())).reads
+        except TemplateError as error:
+            raise PromptError(f"the chat template of this model is broken: {one_line(error)}") from error
+
     def _source(self, inputs: TemplateInputs) -> str:
         """The template that counts."""
         sources, asked = self.sources, inputs.chat_template
@@ -133,8 +144,8 @@ class ChatTemplate:
     def _compile(self, source: str) -> _Compiled:
         if source not in self._compiled:
             environment = _environment()
-            names = environment.parse(source).find_all(nodes.Name)
-            reads = frozenset(name.name for name in names if name.ctx == "load")
+            # not those that it sets itself, such as the variable of a loop
+            reads = frozenset(find_undeclared_variables(environment.parse(source))) - set(environment.globals)
             self._compiled[source] = _Compiled(environment.from_string(source), reads)
         return self._compiled[source]
 

@@ -99,6 +99,10 @@ class TextStream:
         return 0
 
 
+def _is_stop(item: object) -> bool:
+    return isinstance(item, str) and item != ""
+
+
 def check_stop(stop: Sequence[str]) -> tuple[str, ...]:
     """The stop strings as a tuple.
 
@@ -107,7 +111,7 @@ def check_stop(stop: Sequence[str]) -> tuple[str, ...]:
     OptionError
         They are one string instead of a sequence of strings, or one of them is empty.
     """
-    if isinstance(stop, str) or not all(isinstance(item, str) and item for item in stop):
+    if isinstance(stop, str) or not isinstance(stop, list | tuple) or not all(map(_is_stop, stop)):
         raise OptionError(
             f"stop is {one_line(repr(stop), 80)}; it must be a list of non-empty strings, such as ['\\n\\n']"
         )

@@ -104,6 +104,11 @@ class Tokenizer:
         """Whether ``render`` and ``encode_chat`` work."""
         return self._template is not None
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the chat template shows tools to the model."""
+        return self._template is not None and self._template.takes_tools
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of all that decides which tokens a text or a conversation becomes."""

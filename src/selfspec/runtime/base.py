@@ -6,12 +6,18 @@ from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from selfspec.errors import OptionError
 from selfspec.runtime.costs import PassCosts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from selfspec.model.config import ModelConfig
+    from selfspec.model.head_file import HeadFile
+    from selfspec.runtime.attached import Attached
     from selfspec.types import Array, Integers, LayerPlan, Rows, SubLayer
 
 
@@ -95,6 +101,30 @@ class Runtime(ABC):
             return ""
         return f"the runtime {self.name} leaves out whole sub-layers only: name these, or use runtime torch"
 
+    def weight(self, role: str, layer: int | None = None) -> NDArray[np.float32] | None:  # noqa: ARG002
+        """A weight as it is computed with here, in float32; matrices as [out, in].
+
+        ``role`` is one of `selfspec.runtime.parts`, of a ``layer`` or (None) of the ends; None if there is none.
+        Raises OptionError where the runtime does not give its weights.
+        """
+        raise OptionError(f"the runtime {self.name} does not give its weights; use cpu or torch")
+
+    def vectors(self) -> Iterator[tuple[str, Array]]:
+        """The weights that are vectors, by name: they are never rounded, so they tell checkpoints apart."""
+        yield from ()
+
+    def attach(self, head: HeadFile, bits: int | None = None) -> Attached:  # noqa: ARG002
+        """A trained head that runs beside this model.
+
+        ``bits`` a weight (4, 8, 16 or 32) of its matrices, where the runtime packs; None is its choice.
+
+        Raises
+        ------
+        OptionError
+            The head does not fit this model, or the runtime runs none.
+        """
+        raise OptionError(f"the runtime {self.name} runs no trained heads; use cpu or torch")
+
     @abstractmethod
     def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:
         """Hidden states [R, d] that enter layer 0.
@@ -118,6 +148,10 @@ class Runtime(ABC):
     @abstractmethod
     def new_cache(self, slots: int, length: int) -> Cache:
         """An empty cache of ``slots`` sequences of up to ``length`` cells."""
+
+    def cache_bytes(self, slots: int, length: int) -> int:
+        """Bytes of such a cache (`Cache.nbytes`), before there is one."""
+        return self.new_cache(slots, length).nbytes
 
     @abstractmethod
     def keep(self, cache: Cache, rows: Rows) -> None:

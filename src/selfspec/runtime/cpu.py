@@ -15,19 +15,21 @@ from selfspec.errors import OptionError, OutOfMemoryError
 from selfspec.model.config import DTYPE_BYTES
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.cores import available_processors
+from selfspec.runtime.cpu_attached import CpuAttached, Place
 from selfspec.runtime.cpu_model import active_bytes, built, packed, precision_of, require_supported
 from selfspec.runtime.packing import BITS, Packed, native
-from selfspec.runtime.parts import head_of, parts_of
+from selfspec.runtime.parts import head_of, part_of, parts_of
 from selfspec.runtime.rings import Rings, split
 from selfspec.types import MOST_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
     from numpy.typing import NDArray
 
     from selfspec.model.config import ModelConfig
+    from selfspec.model.head_file import HeadFile
     from selfspec.types import Integers, LayerPlan, Rows, SubLayer
 
     Floats = NDArray[np.float32]
@@ -182,6 +184,23 @@ class CpuRuntime(Runtime):
         """Experts whose weights all passes so far have read: in each pass and layer every distinct one once."""
         return int(self._model.expert_reads)
 
+    def weight(self, role: str, layer: int | None = None) -> Floats | None:
+        """What the packed numbers stand for; see `Runtime.weight`."""
+        part = part_of(self.config, role, layer)
+        found = None if part is None else self._weights[part.key]
+        return found.unpack() if isinstance(found, Packed) else found
+
+    def vectors(self) -> Iterator[tuple[str, Floats]]:
+        """See `Runtime.vectors`."""
+        for parts in parts_of(self.config)[1:]:
+            for role, part in parts.items():
+                if role.endswith("norm"):
+                    yield part.key, np.asarray(self._weights[part.key])
+
+    def attach(self, head: HeadFile, bits: int | None = None) -> CpuAttached:
+        """See `Runtime.attach`; 8 bits by default, whatever the model has."""
+        return CpuAttached(head, self, self._head, bits, Place(self.kernels, self.threads, self.kv))
+
     def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Floats:
         """Hidden states [R, d] that enter layer 0."""
         out = np.empty((len(tokens), self.config.hidden_size), dtype=np.float32)
@@ -264,6 +283,12 @@ class CpuRuntime(Runtime):
     def new_cache(self, slots: int, length: int) -> CpuCache:
         """An empty cache of ``slots`` sequences of up to ``length`` cells."""
         return CpuCache(self.config, (slots, length), self.kv, Rings.of(self.config, self.most_rows))
+
+    def cache_bytes(self, slots: int, length: int) -> int:
+        """See `Runtime.cache_bytes`."""
+        from selfspec.runtime.cache_sizes import packed_cache_bytes
+
+        return packed_cache_bytes(self.config, self.kv, slots, length)
 
     def keep(self, cache: Cache, rows: Rows) -> None:
         """Move the keys and values of ``rows`` to the cells of their positions, in every layer."""

@@ -7,7 +7,7 @@ which part of which stored weight plays a role; its ``key`` is the weight's own 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -68,13 +68,17 @@ class Part(NamedTuple):
         data, kind, count = weight.data, weight.kind, weight.shape[0]
         if self.transposed and kind not in _PLAIN:
             data, kind = weight.dense(), "float32"
+        return weight._replace(kind=kind, shape=self.shape, data=self.cut(data, count))
+
+    def cut(self, data: NDArray[Any], count: int) -> NDArray[Any]:
+        """The part of the stored numbers, of which ``count`` is the length of the first axis."""
         if self.expert is not None:
             data = (
                 data.reshape(count, -1, data.shape[-1])[self.expert] if len(self.shape) == 2 else data[self.expert]
             )
         if self.transposed:
             data = data.swapaxes(-1, -2)
-        return weight._replace(kind=kind, shape=self.shape, data=data[self.rows])
+        return data[self.rows]
 
 
 @lru_cache(maxsize=4)  # of the models at hand
@@ -100,6 +104,13 @@ def parts_by_name(config: ModelConfig) -> dict[str, list[Part]]:
 def head_of(config: ModelConfig) -> Part:
     """The LM head, which is the embedding where they are one."""
     return parts_of(config)[0]["embedding" if config.tied_head else "head"]
+
+
+def part_of(config: ModelConfig, role: str, layer: int | None = None) -> Part | None:
+    """What plays a role in a layer, or (None) at the ends, where a tied head is the embedding; None: nothing."""
+    if role == "head" and layer is None:
+        return head_of(config)
+    return parts_of(config)[0 if layer is None else layer + 1].get(role)
 
 
 def is_known(role: str) -> bool:

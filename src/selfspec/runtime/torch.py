@@ -19,6 +19,7 @@ from selfspec.errors import CorruptModelError, OptionError, UnsupportedModelErro
 from selfspec.model.config import DTYPE_BYTES
 from selfspec.model.families import config_from_hf, family_of, weight_shapes, weights_by_role, with_layout_of
 from selfspec.runtime.base import Cache, Runtime
+from selfspec.runtime.parts import part_of
 from selfspec.runtime.products import linear
 from selfspec.runtime.rings import split
 from selfspec.runtime.rotary import inverse_frequencies
@@ -32,9 +33,12 @@ from selfspec.types import MOST_ROWS, Array, LayerPlan, Rows, SubLayer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from selfspec.model.config import ModelConfig, Rope
+    from selfspec.model.head_file import HeadFile
+    from selfspec.runtime.attached import Attached
     from selfspec.runtime.rotary import Floats
     from selfspec.types import Integers
 
@@ -155,6 +159,35 @@ class TorchRuntime(Runtime):
             return f"{self.config.family} has {reason}: name whole sub-layers"
         return ""
 
+    def weight(self, role: str, layer: int | None = None) -> NDArray[np.float32] | None:
+        """See `Runtime.weight`."""
+        part = part_of(self.config, role, layer)
+        if part is None:
+            return None
+        whole = self.weights[part.name].detach().float().cpu().numpy()
+        return np.ascontiguousarray(part.cut(whole, len(whole)))
+
+    def vectors(self) -> Iterator[tuple[str, Array]]:
+        """See `Runtime.vectors`."""
+        for layer in range(self.config.num_layers):
+            for role, weight in weights_by_role(self.config, layer).items():
+                if role.endswith("norm"):
+                    yield weight.name, self.weights[weight.name].float()
+
+    def attach(self, head: HeadFile, bits: int | None = None) -> Attached:
+        """See `Runtime.attach`: in the precision of the weights."""
+        from selfspec.runtime.torch_attached import TorchAttached
+
+        if bits is not None:
+            raise OptionError(f"head_bits is {bits}, but torch runs heads in its own precision: leave it out")
+        return TorchAttached(head, self, self._embedding, self._head)
+
+    @contextmanager
+    def pass_of(self, what: str) -> Iterator[None]:
+        """No gradients, products in the precision of the weights, and a clear line where memory runs out."""
+        with _as_stored(self._embedding.device), memory_for(f"{what}; {FEWER}"):
+            yield
+
     def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:
         """Hidden states [R, d] that enter layer 0."""
         device = self._embedding.device
@@ -173,6 +206,12 @@ class TorchRuntime(Runtime):
         size = slots * length * self.config.kv_values_per_token * self.value_bytes
         with memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; {FEWER}"):
             return TorchCache.new(self._embedding, self.config, (slots, length), (self.most_rows, self.block))
+
+    def cache_bytes(self, slots: int, length: int) -> int:
+        """See `Runtime.cache_bytes`."""
+        from selfspec.runtime.cache_sizes import torch_cache_bytes
+
+        return torch_cache_bytes(self.config, self.value_bytes, slots, length)
 
     def keep(self, cache: Cache, rows: Rows) -> None:
         """See `Runtime.keep`: the cells of all ``rows`` are read before any is written."""
@@ -203,7 +242,7 @@ class TorchRuntime(Runtime):
         if cache.has_rings and (parts := split(rows, self.most_rows)):
             return self._run_in_parts(hidden, plan, rows, cache, (parts, taps))
         tapped: dict[SubLayer, Array] = {}
-        with _as_stored(self._embedding.device), memory_for(f"a pass of {len(rows)} rows; {FEWER}"):
+        with self.pass_of(f"a pass of {len(rows)} rows"):
             placement = Placement(rows, cache, hidden.dtype, self._embedding.device)
             layer, entered = -1, hidden
             for step in plan.steps:
@@ -237,7 +276,7 @@ class TorchRuntime(Runtime):
 
     def logits(self, hidden: Array) -> Array:
         """Logits [R, V] in float32 or float64: a NumPy array where the weights are on a CPU."""
-        with _as_stored(self._embedding.device), memory_for(f"the logits of {hidden.shape[0]} rows; {FEWER}"):
+        with self.pass_of(f"the logits of {hidden.shape[0]} rows"):
             out = linear(hidden if self._norm is None else self._norm(hidden), self._head)
             if out.dtype in (torch.float16, torch.bfloat16):
                 out = out.float()

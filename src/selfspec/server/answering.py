@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from selfspec.flight import Progress
     from selfspec.generation import Generation
     from selfspec.request import Chunk
+    from selfspec.server.logprobs import Echo
     from selfspec.server.replies import Reply
     from selfspec.server.scheduler import Scheduler
 
@@ -67,9 +68,7 @@ class Answer:
         """All ends."""
         return [end for end in self.ends if end is not None]
 
-    async def progress(
-        self, gone: asyncio.Task[None]
-    ) -> AsyncGenerator[tuple[int, Sequence[Chunk], Completion | None]]:
+    async def progress(self, gone: asyncio.Task[None]) -> AsyncGenerator[tuple[int, Progress]]:
         """What becomes of the texts, by place, until all have ended.
 
         Raises the error of the first text that fails, and GoneError when ``gone`` is done: then the others are not
@@ -81,7 +80,7 @@ class Answer:
             if isinstance(progress.end, Exception):
                 raise progress.end
             self.ends[place] = progress.end
-            yield place, progress.chunks, progress.end
+            yield place, progress
 
     async def _next(self, gone: asyncio.Task[None]) -> tuple[int, Progress]:
         getting = asyncio.ensure_future(self._queue.get())
@@ -101,7 +100,7 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def whole(answer: Answer, gone: asyncio.Task[None], reply: Reply, echoed: Sequence[str]) -> dict[str, Any]:
+async def whole(answer: Answer, gone: asyncio.Task[None], reply: Reply, echoed: Sequence[Echo]) -> dict[str, Any]:
     """The complete answer. Raises as `Answer.progress`."""
     async with aclosing(answer.progress(gone)) as steps:
         async for _ in steps:
@@ -110,19 +109,19 @@ async def whole(answer: Answer, gone: asyncio.Task[None], reply: Reply, echoed: 
 
 
 async def events(
-    answer: Answer, gone: asyncio.Task[None], reply: Reply, echoed: Sequence[str]
+    answer: Answer, gone: asyncio.Task[None], reply: Reply, echoed: Sequence[Echo]
 ) -> AsyncGenerator[bytes]:
     """The answer as server-sent events. What fails before the first one is raised; later it becomes an event."""
     is_open = False
     try:
         async with aclosing(answer.progress(gone)) as steps:
-            async for place, chunks, end in steps:
+            async for place, progress in steps:
                 if not is_open:
                     is_open = True
-                    for index, text in enumerate(echoed):
-                        if opening := reply.opening(index, text):
+                    for index, echo in enumerate(echoed):
+                        if opening := reply.opening(index, echo):
                             yield event(opening)
-                if piece := reply.piece(place, chunks, end):
+                if piece := reply.piece(place, progress):
                     yield event(piece)
         if reply.has_usage:
             yield event(reply.usage_chunk(answer.completions))

@@ -17,11 +17,23 @@ from selfspec.errors import OptionError
 from selfspec.model.reading import one_line
 from selfspec.server.answering import Answer, EventStream, disconnected, events, whole
 from selfspec.server.asks import Desk
-from selfspec.server.failures import GoneError, MethodError, RouteError, UnknownModelError, body_of
+from selfspec.server.failures import (
+    GoneError,
+    MethodError,
+    RouteError,
+    UnknownModelError,
+    UnsupportedBodyError,
+    body_of,
+)
 from selfspec.server.fields import ChatFields, CompletionFields, read
-from selfspec.server.guard import Guard, failed
+from selfspec.server.guard import Guard, failed, require_json
+from selfspec.server.logprobs import Echo
 from selfspec.server.metrics import Metrics
+from selfspec.server.offers import offers
+from selfspec.server.openapi import document
+from selfspec.server.page import page_routes
 from selfspec.server.replies import Reply
+from selfspec.server.room import CacheLimits
 from selfspec.server.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -45,7 +57,8 @@ class Service:
         self._tokenizer = engine.tokenizer
         self._desk = Desk(engine, options)
         self.metrics = Metrics(options.name)
-        self.scheduler = Scheduler(engine.runtime, options.slots, options.queue, self.metrics)
+        cache = CacheLimits(options.kv_budget, options.prefix_cache)
+        self.scheduler = Scheduler(engine.runtime, options.slots, options.queue, self.metrics, cache=cache)
         self.metrics.watch(self.scheduler)
         self._created = int(time.time())
 
@@ -57,8 +70,11 @@ class Service:
             Route("/v1/completions", self._completions, methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._model),
+            Route("/v1/drafters", self._drafters),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
+            Route("/openapi.json", self._openapi),
+            *page_routes(),
         ]
         return Starlette(
             routes=routes,
@@ -80,9 +96,12 @@ class Service:
 
     async def _answered(self, request: Request, kind: type[TextFields]) -> Response:
         try:
+            require_json(request.headers)
             raw = await request.body()
         except ClientDisconnect:
             return Response(status_code=GoneError.status)
+        except UnsupportedBodyError as error:
+            return failed(error)
         try:
             asked = read(kind, raw)
             generations = await asyncio.to_thread(self._desk.generations, asked)  # reading a prompt takes time
@@ -96,15 +115,18 @@ class Service:
         log |= {"stream": asked.stream, "texts": len(generations), **({"user": asked.user} if asked.user else {})}
         return await self._run(request, asked, answer, echoed)
 
-    def _echoed(self, asked: TextFields, generations: Sequence[Generation]) -> list[str]:
+    def _echoed(self, asked: TextFields, generations: Sequence[Generation]) -> list[Echo]:
         if not (isinstance(asked, CompletionFields) and asked.echo):
-            return [""] * len(generations)
+            return [Echo()] * len(generations)
         prompts = [p if isinstance(p, str) else self._tokenizer.decode(p) for p in asked.prompts()]
-        return [prompt for prompt in prompts for _ in range(asked.n)]
+        texts = [prompt for prompt in prompts for _ in range(asked.n)]
+        pairs = zip(texts, generations, strict=True)
+        return [Echo(text, made.prompt, made.prompt_scores) for text, made in pairs]
 
-    async def _run(self, request: Request, asked: TextFields, answer: Answer, echoed: list[str]) -> Response:
+    async def _run(self, request: Request, asked: TextFields, answer: Answer, echoed: list[Echo]) -> Response:
         engine, options = self._engine, self._options
-        reply = Reply(asked, options.name, self._tokenizer, f"selfspec-{engine.fingerprint[:12] or engine.name}")
+        fingerprint = f"selfspec-{engine.fingerprint[:12] or engine.name}"
+        reply = Reply(asked, options.name, self._tokenizer, fingerprint, self._desk.calls_of(asked))
         gone = asyncio.ensure_future(disconnected(request.receive))
         log, is_streaming = request.state.log, False
         try:
@@ -146,9 +168,15 @@ class Service:
             return failed(UnknownModelError(f"model is {name[:80]!r}; this server has {self._options.name!r}"))
         return JSONResponse(self._about())
 
+    async def _drafters(self, _: Request) -> Response:
+        return JSONResponse(offers(self._engine, self._options))
+
     async def _health(self, _: Request) -> Response:
         is_open = self.scheduler.is_open
         return JSONResponse({"status": "ok" if is_open else "shutting down"}, 200 if is_open else 503)
+
+    async def _openapi(self, _: Request) -> Response:
+        return JSONResponse(document(self._options))
 
     async def _metrics(self, _: Request) -> Response:
         return Response(self.metrics.text(), media_type=self.metrics.media_type)
@@ -160,7 +188,9 @@ async def _no_route(request: Request, error: Exception) -> Response:
     where = f"{request.method} {request.url.path[:80]}"
     if error.status_code == 405:
         allowed = dict(error.headers or {}).get("Allow", "another method")
-        return failed(MethodError(f"{where} is not offered; there is {allowed}"))
+        refused = failed(MethodError(f"{where} is not offered; there is {allowed}"))
+        refused.headers["allow"] = allowed
+        return refused
     return failed(
         RouteError(f"{where} is not there; texts come from POST /v1/chat/completions and /v1/completions")
     )

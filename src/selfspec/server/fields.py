@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -10,6 +12,7 @@ from selfspec.errors import OptionError
 from selfspec.model.reading import one_line
 from selfspec.modes import refuse_unverifiable
 from selfspec.server.failures import FieldError, naming
+from selfspec.server.tools import ToolUse, check_calls, tool_use
 from selfspec.wire import (
     by_token,
     json_object,
@@ -18,12 +21,14 @@ from selfspec.wire import (
     with_joined_texts,
     with_length,
     with_logprobs,
+    with_structure,
     without_only,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_STRUCTURES = {"json": "json_schema", "regex": "regex", "choice": "regex", "grammar": "grammar"}  # in our words
 MOST_LOGPROBS = 20  # OpenAI's limit, and vLLM's
 MOST_STOPS = 16  # each is looked for after every token
 Asked = TypeVar("Asked", bound="TextFields")
@@ -34,9 +39,10 @@ class _Fields(BaseModel):
 
 
 class StreamOptions(_Fields):
-    """OpenAI's ``stream_options``."""
+    """OpenAI's ``stream_options``, and whether chunks say who wrote their tokens (``selfspec``)."""
 
     include_usage: bool = False
+    include_drafts: bool = False
 
 
 class TextFields(_Fields):
@@ -45,7 +51,10 @@ class TextFields(_Fields):
     ONLY: ClassVar[dict[str, Any]] = {"store": False}  # fields with the one value that is possible here
     # ours by other names, or for the server itself
     OWN: ClassVar[frozenset[str]] = frozenset(
-        {"model", "stream", "stream_options", "n", "user", "deadline", "speculative", "messages", "prompt", "echo"}
+        {
+            *("model", "stream", "stream_options", "n", "user", "deadline", "speculative", "messages", "prompt"),
+            *("echo", "tools", "tool_choice", "parallel_tool_calls"),
+        }
     )
 
     model: str | None = None
@@ -70,6 +79,8 @@ class TextFields(_Fields):
     ignore_eos: bool | None = None
     coupled: bool | None = None
     prediction: Any = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     speculative: dict[str, Any] | None = None
 
     def check(self) -> None:
@@ -79,10 +90,23 @@ class TextFields(_Fields):
         if isinstance(self.stop, list) and len(self.stop) > MOST_STOPS:
             raise FieldError(f"stop has {len(self.stop)} texts; it may have {MOST_STOPS}", "stop")
 
+    @property
+    def writes_nothing(self) -> bool:
+        """Whether no new tokens are wanted."""
+        return False
+
     def options(self) -> dict[str, Any]:
         """What the engine is asked for, prompt and drafting aside, in its words; what is not given is left out."""
         given = {name: getattr(self, name) for name in self.model_fields_set - self.OWN}
+        with naming("response_format"):
+            given = with_structure(given)
         named = with_logprobs(with_length(given))
+        if (structure := named.pop("structured_outputs", None)) is not None:
+            if "json_schema" in named:
+                raise FieldError(
+                    "response_format and structured_outputs are both given; give one", "response_format"
+                )
+            named |= _structured(structure)
         if "logit_bias" in named:
             named["logit_bias"] = by_token(named["logit_bias"])
         if "prediction" in named:
@@ -95,16 +119,28 @@ class ChatFields(TextFields):
 
     ONLY: ClassVar[dict[str, Any]] = {
         **TextFields.ONLY,
-        "response_format": {"type": "text"},
         "modalities": ["text"],
-        "tool_choice": "none",
     }
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     chat_options: dict[str, Any] | None = Field(default=None, alias="chat_template_kwargs")
+
+    @cached_property
+    def tool_use(self) -> ToolUse | None:
+        """What the answer may call. Raises FieldError."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def check(self) -> None:
+        """Tools, and calls in messages, too."""
+        super().check()
+        check_calls(self.messages)
+        self.tool_use  # noqa: B018 - checks them
 
     def turns(self) -> list[Any]:
         """The messages, as templates take them."""
@@ -118,11 +154,17 @@ class CompletionFields(TextFields):
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
 
-    def check(self) -> None:
-        """Log probabilities of prompts are not offered."""
-        super().check()
+    @property
+    def writes_nothing(self) -> bool:
+        """Whether no new tokens are wanted: the prompt alone is echoed, or scored."""
+        return self.max_tokens == 0
+
+    def options(self) -> dict[str, Any]:
+        """With what an echo asks for; where nothing is wanted, a token is written that nobody sees."""
+        found = super().options()
         if self.echo and self.logprobs is not None:
-            raise FieldError("echo with logprobs is not offered: leave one out", "echo")
+            found["prompt_logprobs"] = self.logprobs
+        return found | ({"max_new_tokens": 1} if self.writes_nothing else {})
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts: a text, texts, token ids or lists of them. Raises FieldError for anything else."""
@@ -139,6 +181,25 @@ class CompletionFields(TextFields):
             "list of such lists",
             "prompt",
         )
+
+
+def _structured(asked: dict[str, Any]) -> dict[str, Any]:
+    """VLLM's ``structured_outputs`` in our words. Raises FieldError."""
+    given = {name: value for name, value in asked.items() if value is not None}
+    if len(given) != 1 or (kind := next(iter(given))) not in _STRUCTURES:
+        raise FieldError(
+            f"structured_outputs is {one_line(repr(asked), 60)}; it must have one of {', '.join(_STRUCTURES)}",
+            "structured_outputs",
+        )
+    value = given[kind]
+    if kind != "choice":
+        return {_STRUCTURES[kind]: value}
+    if not isinstance(value, list) or not value or not all(isinstance(text, str) and text for text in value):
+        raise FieldError(
+            f"structured_outputs.choice is {one_line(repr(value), 60)}; it must be a list of texts, none empty",
+            "structured_outputs.choice",
+        )
+    return {"regex": "|".join(map(re.escape, value))}
 
 
 def read(kind: type[Asked], raw: bytes) -> Asked:

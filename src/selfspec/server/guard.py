@@ -1,4 +1,4 @@
-"""What every request passes first: id, API key, content type, size of the body, and a line in the log."""
+"""What every request passes first: id, API key, size of the body, a line in the log; and the type of bodies."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from selfspec.server.failures import (
     headers_of,
     status_of,
 )
+from selfspec.server.page import is_of_the_page
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,6 +37,17 @@ def failed(error: Exception) -> JSONResponse:
     if status_of(error) == 500:
         _LOG.error("a request failed", exc_info=error)
     return JSONResponse(body_of(error), status_of(error), headers_of(error))
+
+
+def _is_open(path: str) -> bool:
+    """Whether no key is asked for."""
+    return path == "/health" or is_of_the_page(path)
+
+
+def require_json(headers: Headers) -> None:
+    """Raise UnsupportedBodyError where a body is none by its type: other web pages may post text/plain unasked."""
+    if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+        raise UnsupportedBodyError("the content type must be application/json")
 
 
 class Guard:
@@ -66,7 +78,7 @@ class Guard:
             try:
                 self._check(scope, headers)
                 await self._app(scope, self._limited(receive), labelled)
-            except (KeyRefusedError, TooLargeError, UnsupportedBodyError) as error:
+            except (KeyRefusedError, TooLargeError) as error:
                 if log["status"] is not None:
                     raise
                 await failed(error)(scope, receive, labelled)
@@ -74,18 +86,12 @@ class Guard:
             _LOG.info(json.dumps({**log, "seconds": round(time.monotonic() - started, 4)}))
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        if self._options.api_key and scope["path"] != "/health":
+        if self._options.api_key and not _is_open(scope["path"]):
             scheme, _, key = headers.get("authorization", "").partition(" ")
             is_right = hmac.compare_digest(key.strip().encode("latin-1"), self._options.api_key.encode())
             if scheme.lower() != "bearer" or not is_right:
                 what = "the API key is wrong" if key else "there is no API key"
                 raise KeyRefusedError(f"{what}; send the header Authorization: Bearer KEY")
-        if (
-            scope["method"] == "POST"
-            and headers.get("content-type", "").split(";")[0].strip() != "application/json"
-        ):
-            # a form of another web page may post text/plain without asking; JSON it may not
-            raise UnsupportedBodyError("the content type must be application/json")
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._options.max_body:
             raise self._too_large()

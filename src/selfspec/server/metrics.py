@@ -45,6 +45,8 @@ class Metrics:
         )
         self._tokens = counter("vllm:generation_tokens", "Tokens that were written.")
         self._prompt = counter("vllm:prompt_tokens", "Tokens of the prompts of texts that ended well.")
+        self._asked = counter("vllm:prefix_cache_queries", "Tokens of prompts that were looked for in the cache.")
+        self._cached = counter("vllm:prefix_cache_hits", "Tokens of prompts that were in the cache already.")
         self._ended = counter("selfspec:texts", "Texts that ended, by how.", "reason")
         self._rounds = counter("selfspec:rounds", "Rounds of all texts together.")
         self._row_layers = counter("selfspec:row_layers", "Layers times rows that ran, by what for.", "part")
@@ -55,7 +57,8 @@ class Metrics:
             registry=registry,
             buckets=_SECONDS,
         )
-        for metric in (self._drafts, self._drafted, self._accepted, self._tokens, self._prompt, self._rounds):
+        drafting = (self._drafts, self._drafted, self._accepted)
+        for metric in (*drafting, self._tokens, self._prompt, self._asked, self._cached, self._rounds):
             metric.labels(model)  # zero is shown too
 
     def watch(self, scheduler: Scheduler) -> None:
@@ -88,6 +91,8 @@ class Metrics:
                 self._per_position.labels(model, str(position)).inc()
         if isinstance(end, Completion):
             self._prompt.labels(model).inc(end.prompt_tokens)
+            self._asked.labels(model).inc(end.prompt_tokens)
+            self._cached.labels(model).inc(end.cached_tokens)
             self._ended.labels(model, end.finish_reason).inc()
         elif end is not None:
             self._ended.labels(model, type(end).__name__).inc()

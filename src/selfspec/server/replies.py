@@ -8,13 +8,16 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from selfspec.model.token_bytes import token_bytes
-from selfspec.server.fields import ChatFields, CompletionFields
+from selfspec.server.calls import Said, Speaker, delta_of, message_of
+from selfspec.server.fields import ChatFields
+from selfspec.server.logprobs import Echo, LogProbs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
+    from selfspec.flight import Progress
     from selfspec.model import Tokenizer
+    from selfspec.model.tool_format import ToolFormat
     from selfspec.request import Chunk, Completion
     from selfspec.server.fields import TextFields
 
@@ -26,6 +29,20 @@ def event(document: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(document, ensure_ascii=False, allow_nan=False)}\n\n".encode()
 
 
+def written_by(progress: Progress) -> dict[str, Any]:
+    """Who wrote the tokens of a round, in a field that OpenAI does not have: nothing where the round gave none.
+
+    An accepted draft token is ``draft``, the target's own beside a draft ``bonus``, that of a round without a draft
+    ``plain``. The text of a token is what became final with it, often nothing.
+    """
+    commit = progress.commit
+    if commit is None:
+        return {}
+    own = "bonus" if commit.drafted else "plain"
+    tokens = [{"text": chunk.text, "by": "draft" if chunk.source == "draft" else own} for chunk in progress.chunks]
+    return {"selfspec": {"tokens": tokens, "drafted": commit.drafted, "accepted": commit.accepted}}
+
+
 @dataclass
 class Reply:
     """The frame of one answer: id, time and model are the same in all of its chunks."""
@@ -34,35 +51,68 @@ class Reply:
     model: str
     tokenizer: Tokenizer
     fingerprint: str
+    calls: ToolFormat | None = None
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
         self.is_chat = isinstance(self.asked, ChatFields)
         self.id = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
-        self.has_usage = self.asked.stream_options is not None and self.asked.stream_options.include_usage
-        self._offsets: dict[int, int] = {}
+        options = self.asked.stream_options
+        self.has_usage = options is not None and options.include_usage
+        self.has_drafts = options is not None and options.include_drafts
+        self._logprobs = LogProbs(self.tokenizer, self.is_chat)
+        self._echoes: dict[int, Echo] = {}  # that come with the first tokens
+        self._speakers: dict[int, Speaker] = {}
+
+    def _said(self, index: int, chunks: Sequence[Chunk], is_last: bool) -> list[Said]:
+        """What a choice of a chat says with new tokens: text, and pieces of calls where it may call."""
+        if self.calls is None:
+            text = "".join(chunk.text for chunk in chunks)
+            return [Said(text)] if text else []
+        if index not in self._speakers:
+            assert isinstance(self.asked, ChatFields)
+            assert self.asked.tool_use is not None
+            self._speakers[index] = Speaker(self.calls, self.asked.tool_use.names, self.tokenizer)
+        return self._speakers[index].said(chunks, is_last)
 
     # -- streamed -----------------------------------------------------------------------------------------
 
-    def opening(self, index: int, echoed: str) -> dict[str, Any] | None:
-        """The first chunk of a choice: its role, or the prompt that it echoes."""
+    def opening(self, index: int, echo: Echo) -> dict[str, Any] | None:
+        """The first chunk of a choice: its role, or the prompt that it echoes; that waits for its scores."""
         if self.is_chat:
             return self._chunk([{"index": index, "delta": {"role": "assistant", "content": ""}}])
-        self._offsets[index] = len(echoed)
-        return self._chunk([{"index": index, "text": echoed}]) if echoed else None
-
-    def piece(self, index: int, chunks: Sequence[Chunk], end: Completion | None) -> dict[str, Any] | None:
-        """A round of one choice; None where it has nothing to say."""
-        text = "".join(chunk.text for chunk in chunks)
-        logprobs = self._logprobs(index, chunks)
-        if not text and logprobs is None and end is None:
+        self._logprobs.begin(index, echo)
+        if echo.scores is not None:
+            self._echoes[index] = echo
             return None
-        choice: dict[str, Any] = {"index": index}
-        choice |= {"delta": {"content": text} if text else {}} if self.is_chat else {"text": text}
-        choice["logprobs"] = logprobs
-        choice["finish_reason"] = None if end is None else end.finish_reason
-        return self._chunk([choice])
+        return self._chunk([{"index": index, "text": echo.text}]) if echo.text else None
+
+    def piece(self, index: int, progress: Progress) -> dict[str, Any] | None:
+        """A round of one choice that has not failed; None where it has nothing to say."""
+        end = progress.end
+        assert not isinstance(end, Exception)
+        chunks = () if self.asked.writes_nothing else progress.chunks
+        echo = self._echoes.pop(index, Echo())
+        logprobs = self._logprobs.of(index, chunks, echo)
+        drafts = written_by(progress) if self.has_drafts else {}
+        content = self._content(index, chunks, end is not None, echo.text)
+        if not any(content.values()) and logprobs is None and end is None and not drafts:
+            return None
+        reason = None if end is None else self._reason(index, end)
+        return self._chunk([{"index": index, **content, "logprobs": logprobs, "finish_reason": reason}]) | drafts
+
+    def _content(self, index: int, chunks: Sequence[Chunk], is_last: bool, echoed: str) -> dict[str, Any]:
+        """The new part of a choice."""
+        if not self.is_chat:
+            return {"text": echoed + "".join(chunk.text for chunk in chunks)}
+        return {"delta": delta_of(self._said(index, chunks, is_last))}
+
+    def _reason(self, index: int, end: Completion) -> str:
+        """Why a choice ended; OpenAI names calls where there are any."""
+        speaker = self._speakers.get(index)
+        has_called = speaker is not None and speaker.has_called
+        return "tool_calls" if has_called and end.finish_reason == "stop" else end.finish_reason
 
     def usage_chunk(self, ends: Sequence[Completion]) -> dict[str, Any]:
         """The last chunk: no choices, but what it took."""
@@ -75,30 +125,35 @@ class Reply:
 
     # -- whole --------------------------------------------------------------------------------------------
 
-    def whole(self, texts: Sequence[tuple[str, Sequence[Chunk], Completion]]) -> dict[str, Any]:
+    def whole(self, texts: Sequence[tuple[Echo, Sequence[Chunk], Completion]]) -> dict[str, Any]:
         """The answer; of each choice what it echoes, its chunks and its end."""
-        choices: list[dict[str, Any]] = []
-        for index, (echoed, chunks, end) in enumerate(texts):
-            self._offsets[index] = len(echoed)
-            choice: dict[str, Any] = {"index": index}
-            if self.is_chat:
-                choice["message"] = {"role": "assistant", "content": end.text, "refusal": None}
-            else:
-                choice["text"] = echoed + end.text
-            choice |= {"logprobs": self._logprobs(index, chunks), "finish_reason": end.finish_reason}
-            choices.append(choice)
+        choices = [self._choice(index, *text) for index, text in enumerate(texts)]
         ends = [end for _, _, end in texts]
         made = self._frame("chat.completion" if self.is_chat else "text_completion")
         return made | {"choices": choices, "usage": self.usage(ends), **self._metrics(ends)}
 
+    def _choice(self, index: int, echo: Echo, chunks: Sequence[Chunk], end: Completion) -> dict[str, Any]:
+        if self.asked.writes_nothing:
+            chunks = ()
+        self._logprobs.begin(index, echo)
+        choice: dict[str, Any] = {"index": index}
+        if self.is_chat:
+            text = end.text if self.calls is None else None
+            choice["message"] = message_of(self._said(index, chunks, True), text)
+        else:
+            choice["text"] = echo.text + "".join(chunk.text for chunk in chunks)
+        logprobs = self._logprobs.of(index, chunks, echo)
+        return choice | {"logprobs": logprobs, "finish_reason": self._reason(index, end)}
+
     def usage(self, ends: Sequence[Completion]) -> dict[str, Any]:
         """Tokens of prompts, each counted once, and of all choices; those of predictions as OpenAI counts them."""
         prompts = sum(end.prompt_tokens for end in ends[:: self.asked.n])
-        written = sum(len(end.token_ids) for end in ends)
+        written = 0 if self.asked.writes_nothing else sum(len(end.token_ids) for end in ends)
         return {
             "prompt_tokens": prompts,
             "completion_tokens": written,
             "total_tokens": prompts + written,
+            "prompt_tokens_details": {"cached_tokens": sum(end.cached_tokens for end in ends[:: self.asked.n])},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": sum(end.stats.accepted_prediction_tokens for end in ends),
                 "rejected_prediction_tokens": sum(end.stats.rejected_prediction_tokens for end in ends),
@@ -130,52 +185,3 @@ class Reply:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
-
-    # -- log probabilities --------------------------------------------------------------------------------
-
-    def _logprobs(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
-        """Those of the new tokens, end-of-text included; None where they were not asked for."""
-        scored = [chunk for chunk in chunks if chunk.score is not None]
-        if not scored:
-            return None
-        return self._of_chat(scored) if self.is_chat else self._of_text(index, scored)
-
-    def _of_chat(self, chunks: Iterable[Chunk]) -> dict[str, Any]:
-        content = []
-        for chunk in chunks:
-            assert chunk.score is not None
-            top = [self._token(token, logprob) for token, logprob in chunk.score.top]
-            content.append({**self._token(chunk.token, chunk.score.logprob), "top_logprobs": top})
-        return {"content": content, "refusal": None}
-
-    def _of_text(self, index: int, chunks: Iterable[Chunk]) -> dict[str, Any]:
-        assert isinstance(self.asked, CompletionFields)
-        found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for chunk in chunks:
-            assert chunk.score is not None
-            found["tokens"].append(self._spelled(chunk.token))
-            found["token_logprobs"].append(_finite(chunk.score.logprob))
-            found["top_logprobs"].append({self._spelled(token): _finite(p) for token, p in chunk.score.top})
-            found["text_offset"].append(self._offsets[index])
-            self._offsets[index] += len(chunk.text)
-        return found
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": self._spelled(token),
-            "logprob": _finite(logprob),
-            "bytes": list(token_bytes(self.tokenizer, token)),
-        }
-
-    def _spelled(self, token: int) -> str:
-        """A token as text; a part of a character as its bytes, in OpenAI's spelling."""
-        raw = token_bytes(self.tokenizer, token)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def _finite(logprob: float) -> float:
-    """JSON has no infinity; -9999 is what OpenAI says instead."""
-    return max(logprob, -9999.0)

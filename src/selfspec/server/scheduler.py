@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from selfspec.context import PREFILL_ROWS
 from selfspec.errors import OptionError
-from selfspec.flight import Flight, Progress
+from selfspec.flight import Progress
 from selfspec.server.failures import ClosingError, DeadlineError, GoneError, QueueFullError
+from selfspec.server.room import CacheLimits, Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from selfspec.flight import Flight
     from selfspec.generation import Generation
     from selfspec.runtime.base import Runtime
 
@@ -65,6 +67,7 @@ class Scheduler:
         queue: int = 64,
         watcher: Watcher | None = None,
         clock: Callable[[], float] = time.monotonic,
+        cache: CacheLimits = CacheLimits(),  # noqa: B008 (frozen)
     ) -> None:
         for name, value, least in (("slots", slots, 1), ("queue", queue, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -72,6 +75,7 @@ class Scheduler:
         self._runtime = runtime
         self.slots, self.queue = slots, queue
         self._watcher, self._clock = watcher, clock
+        self._room = Room(runtime, slots, cache)
         self._changed = Condition()
         self._waiting: deque[Job] = deque()
         self._jobs: dict[int, Job] = {}  # with a slot; the worker's alone, but for their number
@@ -133,6 +137,8 @@ class Scheduler:
                     f"{len(self._jobs)} texts are being written and {len(self._waiting)} wait, of "
                     f"{self.queue} that may; try again later"
                 )
+            for job in jobs:
+                self._room.require(job.generation.limit)
             for job in jobs:
                 job.index, job.came = next(self._numbers), self._clock()
             self._waiting.extend(jobs)
@@ -204,11 +210,19 @@ class Scheduler:
             self._end(job, GoneError("the client has left") if job.is_cancelled else DeadlineError(late_by))
 
     def _admit(self) -> None:
-        """Give free slots to those that wait."""
-        while self._waiting and (self._flight is None or self._flight.free_slots):
+        """Give free slots to those that wait, in their order: one that has to wait for room holds up the others."""
+        while self._waiting:
             job = self._waiting[0]
+            limit = job.generation.limit
+            if self._flight is not None and not self._room.suits(self._flight, limit):
+                if self._flight.aboard:
+                    return
+                self._flight = None  # its memory is needed
             try:
-                self._flight = self._boarded(job)
+                self._flight = self._flight or self._room.flight(limit)
+                if not self._flight.free_slots:
+                    return
+                self._room.board(self._flight, job.index, job.generation)
             except Exception as error:  # noqa: BLE001 (a cache that does not fit is the newcomer's)
                 self._end(job, error)
                 continue
@@ -217,15 +231,6 @@ class Scheduler:
                 self._jobs[job.index] = job
             if self._watcher is not None:
                 self._watcher.began(self._clock() - job.came)
-
-    def _boarded(self, job: Job) -> Flight:
-        limit = job.generation.limit
-        flight = self._flight or Flight(self._runtime, self.slots, limit)
-        try:  # doubling keeps the copies few
-            flight.board(job.index, job.generation, min(2 * flight.length, self._runtime.config.context_length))
-        except MemoryError:
-            flight.board(job.index, job.generation)
-        return flight
 
     def _pass_on(self, found: list[Progress]) -> None:
         for progress in found:

@@ -30,8 +30,9 @@ class ServerOptions:
     seconds (0: no limit) is ended with an error; a request may ask for less. ``grace`` seconds after the signal to
     stop what is not finished is ended too. ``max_body`` are the most bytes of a body. ``api_key`` is asked of every
     request but those for /health; "" asks for none. ``drafts`` are the drafters that a request may choose, beside
-    the one that the server was started with; by default those that bring no weights. ``name`` is what clients call
-    the model.
+    the one that the server was started with; by default those that bring no weights. ``kv_budget`` are the most
+    bytes of keys and values, 0 for no limit; with ``prefix_cache`` prompts go on from what earlier texts have left.
+    ``name`` is what clients call the model.
     """
 
     name: str
@@ -42,10 +43,19 @@ class ServerOptions:
     max_body: int = 4 << 20
     api_key: str = ""
     drafts: tuple[str, ...] = LIGHT_DRAFTERS
+    kv_budget: int = 0
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         require_types(self)
-        for field, least in (("slots", 1), ("queue", 0), ("deadline", 0.0), ("grace", 0.0), ("max_body", 1)):
+        for field, least in (
+            ("slots", 1),
+            ("queue", 0),
+            ("deadline", 0.0),
+            ("grace", 0.0),
+            ("max_body", 1),
+            ("kv_budget", 0),
+        ):
             value = getattr(self, field)
             if not least <= value < math.inf:
                 raise OptionError(f"{field} is {value}; it must be at least {least}")

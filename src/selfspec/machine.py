@@ -4,6 +4,25 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from selfspec.runtime.cores import available_processors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PACKAGES = ("numpy", "torch", "transformers")
+
+
+def machine() -> Mapping[str, Any]:
+    """Where something was measured: what another reader needs to judge the numbers."""
+    return {
+        "platform": platform.platform(terse=True),
+        "processor": processor(),
+        "cores": available_processors(),
+        "python": platform.python_version(),
+        **{name: found for name in _PACKAGES if (found := version_of(name))},
+    }
 
 
 def processor() -> str:

@@ -1,0 +1,178 @@
+"""What the verbs that train heads share: opening, what is told, and the lines of a run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from selfspec.cli.flags import MeasuringCommand
+from selfspec.cli.opening import open_engine
+from selfspec.cli.output import emit_json, note, progress
+from selfspec.errors import RuntimeMissingError
+from selfspec.measure.quantities import size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from selfspec.train.heads.job import Setup
+    from selfspec.train.heads.progress import Event
+    from selfspec.train.options import EagleOptions, ExitHeadOptions, HeadOptions
+
+
+class EagleCommand(MeasuringCommand):
+    """``selfspec train eagle``."""
+
+    section = "Training"
+
+    def measured_by(self) -> type[EagleOptions]:
+        """Its options."""
+        from selfspec.train.options import EagleOptions
+
+        return EagleOptions
+
+
+class ExitHeadCommand(MeasuringCommand):
+    """``selfspec train exit-head``."""
+
+    section = "Training"
+
+    def measured_by(self) -> type[ExitHeadOptions]:
+        """Its options."""
+        from selfspec.train.options import ExitHeadOptions
+
+        return ExitHeadOptions
+
+
+_EVERY = 15.0  # seconds between lines of steps
+
+
+def run(asked: HeadOptions, opening: Mapping[str, Any], out: str, as_json: bool) -> None:
+    """Train what ``asked`` says in the folder ``out``, and say how it goes."""
+    _require_packages()
+    from selfspec.train.heads.job import Setup
+    from selfspec.train.heads.trainer import accelerator_of, train
+
+    engine = open_engine(opening)
+    setup = Setup(engine, asked, Path(out))
+    for line in _about(setup):
+        note(line)
+    _make_states(setup)
+    accelerator = accelerator_of(asked, opening.get("device"))
+    job = setup.job(accelerator.device)
+    lines = _Lines()
+    try:
+        for event in train(job, accelerator):
+            if line := lines.of(event):
+                note(line)
+    except KeyboardInterrupt:
+        note(f"what was learned is in {out!r}; run the same command again to go on")
+        raise
+    _plot(setup)
+    document = {"heads": {name: str(setup.path(name)) for name in setup.facts}, **lines.result}
+    if as_json:
+        emit_json(document)
+    else:
+        for name in setup.facts:
+            click.echo(f"{setup.path(name)}  {_alphas(lines.result['held_out'].get(name, {}))}")
+
+
+def _require_packages() -> None:
+    if missing := next((name for name in ("torch", "accelerate") if find_spec(name) is None), None):
+        raise RuntimeMissingError(
+            f"training needs {missing}, which is not installed: pip install 'selfspec[train]'"
+        )
+
+
+def _about(setup: Setup) -> list[str]:
+    corpus, plan, vocabulary = setup.corpus, setup.plan, setup.vocabulary
+    lines = [
+        f"{corpus.drafted + len(corpus.training):,} answer tokens in {len(corpus.training):,} texts to train on, "
+        f"{len(corpus.held_out):,} texts held out; {corpus.cut} cut, {corpus.short} too short",
+        f"draft vocabulary: {len(vocabulary):,} tokens, {setup.coverage:.2%} of the answers",
+    ]
+    if setup.grown > len(setup.data):
+        lines.append(f"the data have grown to {setup.grown:,} texts; this run goes on with its {len(setup.data):,}")
+    where = f"kept in {str(setup.folder)!r}" if plan.fits else (
+        f"more than --disk-budget or the {size(plan.free)} that are free: run anew in every epoch"
+    )  # fmt: skip
+    written, read = setup.data.provenance.get("precision"), setup.engine.runtime.precision
+    if written not in (None, read):
+        lines.append(f"the answers were written in {written}, and the states are of {read}; --bits changes that")
+    lines.append(f"states of {plan.rows:,} tokens: {size(plan.bytes)}, {where}")
+    return lines
+
+
+def _make_states(setup: Setup) -> None:
+    started, done, told = time.monotonic(), 0, time.monotonic()
+    with progress(setup.plan.rows, 0, "states") as move:
+
+        def tell(rows: int) -> None:
+            nonlocal done, told
+            done += rows
+            move(rows)
+            if time.monotonic() - told > _EVERY and not sys.stderr.isatty():  # else there is a bar
+                told = time.monotonic()
+                note(f"states: {done:,} tokens, {done / (told - started):,.0f} tokens/s")
+
+        setup.make_states(tell)
+
+
+class _Lines:
+    """Lines for people, some seconds apart."""
+
+    def __init__(self) -> None:
+        self._told = 0.0
+        self._begun: tuple[float, float] | None = None  # when this sitting began, and where
+        self._alphas = ""
+        self.result: dict[str, Any] = {"steps": 0, "tokens": 0, "seconds": 0.0, "held_out": {}}
+
+    def of(self, event: Event) -> str:
+        """A line, or "" where it is not time for one."""
+        now = time.monotonic()
+        if self._begun is None:
+            self._begun = (now, event.share)
+        where = event.progress
+        self.result |= {"steps": where.step, "tokens": where.tokens, "seconds": where.seconds}
+        if event.kind == "checkpoint":
+            return f"checkpoint {event.facts['path']}"
+        if event.kind == "evaluation":
+            self.result["held_out"] = event.facts["heads"]
+            said = [f"{name}: {_alphas(kinds)}" for name, kinds in event.facts["heads"].items()]
+            return f"step {where.step} · held-out α " + " · ".join(said) if said else ""
+        if now - self._told < _EVERY:
+            return ""
+        self._told = now
+        return self._step(event, now)
+
+    def _step(self, event: Event, now: float) -> str:
+        assert self._begun is not None
+        begun, share = self._begun
+        left = (now - begun) * (1.0 - event.share) / max(event.share - share, 1e-9)
+        losses = [" ".join(f"{value:.3f}" for value in head) for head in event.facts["loss"]]
+        divergences = [" ".join(f"{value:.3f}" for value in head) for head in event.facts["kl"]]
+        return (
+            f"{event.share:.1%} · epoch {event.progress.epoch + 1} · step {event.progress.step} · "
+            f"{event.facts['tokens_per_second']:,.0f} tokens/s · loss {' | '.join(losses)} "
+            f"· KL {' | '.join(divergences)} · ETA {left / 60:.0f} min"
+        )
+
+
+def _alphas(kinds: Mapping[str, Mapping[str, Any]]) -> str:
+    return ", ".join(
+        f"{kind} {' '.join(f'{alpha:.3f}' for alpha in found['alphas'])} (τ {found['tokens_per_round']:.2f})"
+        for kind, found in sorted(kinds.items())
+    )
+
+
+def _plot(setup: Setup) -> None:
+    from selfspec.train.heads.plots import plot
+
+    try:
+        plot(setup.out)
+    except ModuleNotFoundError as error:
+        note(f"no plots, because {error.name} is not installed: pip install 'selfspec[train]'")

@@ -1,0 +1,172 @@
+"""States of committed rows for drafters that read them: trained heads, whose keys and values follow from these.
+
+A reader names layers (`Drafter.taps`). While a text of it is in flight, every pass of the target over rows of that
+text, whoever drafts, leaves the states after these layers here, in prefills and in verifications alike; when rows
+are committed, theirs join the text's `Feed`. There they wait until the reader's own head has run over them: when it
+drafts next, or when there are more than `MOST_PENDING`, so that a text for which another drafter drafts holds no
+more than these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from selfspec.joining import concatenate
+from selfspec.types import SubLayer, namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from selfspec.context import Context
+    from selfspec.types import Array, LayerPlan, Rows
+
+MOST_PENDING = 512
+
+
+class Reader(Protocol):
+    """Who reads the states of rows."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers after which they are taken; those of a row stand one after the other."""
+
+    def read(self, context: Context, feed: Feed) -> None:
+        """Run over what waits in ``feed``, as far as that is possible now."""
+
+
+class Feed:
+    """Rows of one text that a reader has not read: their ``tokens``, and states [rows, taps * d].
+
+    ``first`` is the position of the first of them. ``origin`` is that of the first row that the reader has had at
+    all: what came before was in the cache already (a conversation that goes on) and is unknown here, so the reader
+    begins its own text there. ``tail`` is what the reader keeps of the last row that it has read.
+    """
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.origin = self.first = 0
+        self.tokens: list[int] = []
+        self.guessed: list[int] = []
+        self.tail: Array | None = None
+        self._states: list[Array] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def end(self) -> int:
+        """The position after the last of them."""
+        return self.first + len(self.tokens)
+
+    def is_read_to(self, end: int) -> bool:
+        """Whether the states of the row before ``end`` are here, or were read last."""
+        return self.end == end and (len(self) > 0 or self.tail is not None)
+
+    def add(self, first: int, tokens: Sequence[int], states: Array) -> None:
+        """Rows that are committed, from position ``first`` on."""
+        if first != self.end:
+            self.begin(first)
+        held = 0  # of those that the reader has run already, because it has drafted them
+        while held < min(len(self.guessed), len(tokens)) and self.guessed[held] == tokens[held]:
+            held += 1
+        self.guessed = []
+        if held:
+            assert not self.tokens
+            self.first += held
+        if held < len(tokens):
+            self.tokens += tokens[held:]
+            self._states.append(states[held:])
+
+    def begin(self, first: int) -> None:
+        """Nothing is known of the rows before ``first``: the reader's own text begins there."""
+        self.origin = self.first = first
+        self.tokens, self.guessed, self.tail, self._states = [], [], None, []
+
+    def take(self, rows: int) -> tuple[int, list[int], Array]:
+        """The first ``rows`` of them, as read: the position of the first, their tokens, their states."""
+        first, tokens, states = self.first, self.tokens[:rows], concatenate(self._states)
+        self.first += rows
+        del self.tokens[:rows]
+        self._states = [states[rows:]] if self.tokens else []
+        return first, tokens, states[:rows]
+
+
+class _Pass(NamedTuple):
+    """The rows of a pass by slot and cell, and what left its tapped layers [R, d]."""
+
+    rows: dict[tuple[int, int], int]
+    states: Mapping[SubLayer, Array]
+
+
+class Feeds:
+    """The feeds of all texts in flight, and what the passes of this round have shown."""
+
+    def __init__(self) -> None:
+        self._feeds: dict[int, dict[Reader, Feed]] = {}
+        self._taps: frozenset[SubLayer] = frozenset()
+        self._passes: list[_Pass] = []
+
+    def open(self, slot: int, readers: Sequence[Reader], filled: int) -> None:
+        """These read the rows of a slot's text, of which ``filled`` have run: a new one, or more of a prompt."""
+        known = self._feeds.get(slot, {})
+        feeds = {reader: known.get(reader) for reader in readers if reader.taps}
+        self._feeds[slot] = {r: f if f and f.end == filled else Feed(slot) for r, f in feeds.items()}
+        self._listen()
+
+    def close(self, slot: int) -> None:
+        """Its text has left."""
+        self._feeds.pop(slot, None)
+        self._listen()
+
+    def of(self, slot: int, reader: Reader) -> Feed:
+        """What waits for a reader."""
+        return self._feeds[slot][reader]
+
+    def _listen(self) -> None:
+        readers = {reader for feeds in self._feeds.values() for reader in feeds}
+        self._taps = frozenset(SubLayer(layer - 1) for reader in readers for layer in reader.taps)
+
+    def within(self, plan: LayerPlan, taps: Sequence[SubLayer]) -> Sequence[SubLayer]:
+        """The taps of a pass: those that are asked for, and those that somebody reads."""
+        if not self._taps:
+            return taps
+        return [*taps, *(step for step in plan.steps if step in self._taps and step not in taps)]
+
+    def saw(self, rows: Rows, states: Mapping[SubLayer, Array]) -> None:
+        """Remember a pass of the target, until rows are delivered."""
+        if self._taps and states:
+            places = zip(rows.slots.tolist(), rows.cells.tolist(), strict=True)
+            self._passes.append(_Pass({place: i for i, place in enumerate(places)}, states))
+
+    def deliver(self, context: Context, slot: int, tokens: Sequence[int], first: int, cells: Sequence[int]) -> None:
+        """Rows of a text are committed: ``tokens`` from position ``first`` on, which ran in ``cells``."""
+        for reader, feed in self._feeds.get(slot, {}).items():
+            if not self._passes:
+                return
+            columns = [self._find(slot, cells, SubLayer(layer - 1)) for layer in reader.taps]
+            if any(column is None for column in columns):  # a drafter has run layers by itself
+                continue
+            states = columns[0] if len(columns) == 1 else namespace(columns[0]).concat(columns, axis=1)
+            feed.add(first, tokens, states)
+            if len(feed) > MOST_PENDING:
+                reader.read(context, feed)
+
+    def _find(self, slot: int, cells: Sequence[int], tap: SubLayer) -> Array | None:
+        """The states [rows, d] that left a layer in these cells, each as the last pass over it had them."""
+        where = [(slot, cell) for cell in cells]
+        found: list[Array] = []
+        for place in where:
+            seen = next((p for p in reversed(self._passes) if tap in p.states and place in p.rows), None)
+            if seen is None:
+                return None
+            if not found and all(other in seen.rows for other in where):
+                first = seen.rows[where[0]]
+                rows = [seen.rows[other] for other in where]
+                if rows == list(range(first, first + len(rows))):
+                    return seen.states[tap][first : first + len(rows)]
+            found.append(seen.states[tap][(row := seen.rows[place]) : row + 1])
+        return concatenate(found)
+
+    def forget(self) -> None:
+        """A round begins, or a prompt: what passes have shown concerns nobody any more."""
+        self._passes.clear()

@@ -1,0 +1,1 @@
+"""The training of heads, in torch: features, modules, losses, the loop."""

@@ -1,0 +1,268 @@
+"""From options to a job: data, vocabulary, states, heads; and the folder that keeps a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from dataclasses import asdict, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from selfspec._version import __version__
+from selfspec.documents import json_line, write_whole
+from selfspec.errors import OptionError
+from selfspec.model.head_file import HeadFile, read_head, write_head
+from selfspec.runtime.attached import identity_of
+from selfspec.train.data import draft_vocabulary, read_data
+from selfspec.train.heads import features
+from selfspec.train.heads.corpus import corpus_of
+from selfspec.train.heads.heldout import HeldOut
+from selfspec.train.heads.learner import Learner
+from selfspec.train.heads.packer import Packer
+from selfspec.train.heads.progress import History
+from selfspec.train.heads.start import started
+from selfspec.train.heads.target import Sizes, default_taps, facts_of, teacher_of
+from selfspec.train.heads.trainer import Job
+from selfspec.train.options import EagleOptions, ExitHeadOptions, HeadOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from selfspec.engine import Engine
+    from selfspec.model.head_file import HeadFacts
+    from selfspec.train.data import Data
+    from selfspec.train.heads.corpus import Corpus
+    from selfspec.train.heads.modules import Eagle, ExitHead
+    from selfspec.train.heads.progress import Progress
+
+# what a later sitting may ask otherwise and still go on
+_FREE = {
+    "data", "epochs", "minutes", "held_out_tokens", "evaluate_minutes", "checkpoint_minutes", "features",
+    "disk_budget", "int8", "init",
+}  # fmt: skip
+_POSITIONS = 5  # of a draft that are measured, or as many as there are steps
+
+
+class Setup:
+    """A run of one kind of head, in the folder ``out``.
+
+    Raises
+    ------
+    OptionError
+        Options that do not fit the model or the data, or a folder that holds another run.
+    """
+
+    def __init__(self, engine: Engine, options: HeadOptions, out: Path) -> None:
+        self.engine, self.options, self.out = engine, options, out
+        self.facts: dict[str, HeadFacts] = self._facts()
+        data = read_data(*options.data)
+        if engine.fingerprint and data.fingerprint != engine.fingerprint:
+            raise OptionError(
+                f"the data in {options.data[0]!r} were written by {data.provenance['model']['name']}, another "
+                f"checkpoint than {engine.name}; give --model"
+            )
+        begun = self._begun()
+        self.grown = len(data)
+        self.data = data if begun is None else _first(data, int(begun["texts"]))
+        self.corpus: Corpus = corpus_of(
+            self.data, options.max_length, options.held_out, options.limit, options.seed
+        )
+        size = engine.config.vocab_size
+        self.vocabulary, self.coverage = draft_vocabulary(self.data, min(options.vocabulary or size, size))
+        self._claim(begun)
+
+    def _facts(self) -> dict[str, HeadFacts]:
+        """Of each head, by the name of its file."""
+        engine, options = self.engine, self.options
+        about = {"target": identity_of(engine.runtime) or engine.fingerprint, "target_name": engine.name}
+        if isinstance(options, EagleOptions):
+            taps = options.tap_layers or default_taps(engine.config.num_layers)
+            sizes = Sizes(intermediate=options.intermediate)
+            return {"eagle": facts_of(engine.runtime, "eagle", taps, sizes, **about)}
+        assert isinstance(options, ExitHeadOptions)
+        sizes = Sizes(options.form)
+        return {f"exit-{k}": facts_of(engine.runtime, "exit_head", (k,), sizes, **about) for k in options.exits}
+
+    # -- the folder --------------------------------------------------------------------------------------
+
+    def _begun(self) -> dict[str, Any] | None:
+        """What train.json says, if a run has begun here."""
+        path = self.out / "train.json"
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return {**found, "texts": int(found["texts"])}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise OptionError(f"{str(path)!r} cannot be read ({error}); give another --out") from error
+
+    def _claim(self, begun: dict[str, Any] | None) -> None:
+        """Write train.json, or see that it is of the same run; fields that it does not have are newer than it."""
+        asked = {name: value for name, value in asdict(self.options).items() if name not in _FREE}
+        identity = json.loads(json_line({
+            "texts": len(self.data), "training": self.corpus.digest, "model": self.engine.fingerprint,
+            "vocabulary_ids": _digest(self.vocabulary), "heads": {name: f.taps for name, f in self.facts.items()},
+            **asked,
+        }))  # fmt: skip
+        if begun is not None:
+            if other := [name for name in identity if name in begun and begun[name] != identity[name]]:
+                raise OptionError(
+                    f"--out {str(self.out)!r} holds a run with another {' and '.join(other)}; give the same again "
+                    "to go on with it, or another --out"
+                )
+            return
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(f"--out {str(self.out)!r} cannot be made: {error.strerror}") from error
+        write_whole(self.out / "train.json", json.dumps(identity, indent=1) + "\n")
+
+    # -- states ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def reader(self) -> features.Reader:
+        """Runs the target, with the taps of all heads."""
+        taps = sorted({tap for facts in self.facts.values() for tap in facts.taps})
+        return features.Reader(self.engine.runtime, taps)
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where states are kept."""
+        return Path(self.options.features) if self.options.features else self.out / "features"
+
+    @cached_property
+    def plan(self) -> features.Plan:
+        """What keeping the states of the training texts takes."""
+        lengths = [len(sample.tokens) for sample in self.corpus.training]
+        width = self.engine.config.hidden_size
+        return features.planned(self.reader, lengths, width, self.options.budget_bytes, self.folder)
+
+    @cached_property
+    def states(self) -> features.Shards | features.Anew:
+        """On disk if they fit."""
+        texts = [sample.tokens for sample in self.corpus.training]
+        if not self.plan.fits:
+            return features.Anew(self.reader, texts)
+        runtime = self.engine.runtime
+        identity = {
+            "model": self.engine.fingerprint, "taps": self.reader.taps, "runtime": runtime.name,
+            "precision": runtime.precision, "format": 1,
+        }  # fmt: skip
+        return features.Shards(self.folder, identity, self.reader, texts)
+
+    def make_states(self, tell: Callable[[int], None]) -> None:
+        """Run the target over what is missing; ``tell`` gets rows as they are done."""
+        if isinstance(self.states, features.Shards):
+            for index in self.states.missing:
+                tell(self.states.make(index))
+
+    # -- the job -----------------------------------------------------------------------------------------
+
+    def job(self, device: torch.device) -> Job:
+        """What the trainer needs."""
+        runtime, options = self.engine.runtime, self.options
+        teacher = teacher_of(runtime, self.vocabulary, device)
+        heads = {name: self._module(facts).to(device) for name, facts in self.facts.items()}
+        steps, decay, rolling = 1, 1.0, 1.0
+        if isinstance(options, EagleOptions):
+            steps, decay, rolling = options.steps, options.decay, options.rolling
+        return Job(
+            options,
+            self.out,
+            Learner(heads, teacher.head, steps, decay),
+            self.corpus,
+            Packer(runtime, self.corpus.training, self.states, teacher),
+            self._held_out(teacher),
+            max(_POSITIONS, steps),
+            rolling,
+            lambda progress: self._write(heads, progress),
+        )
+
+    def _held_out(self, teacher: Any) -> HeldOut | None:
+        kept, asked = [], 0
+        for sample in self.corpus.held_out:
+            if asked < self.options.held_out_tokens:
+                kept.append(sample)
+                asked += sample.drafted
+        return HeldOut(self.engine.runtime, kept, self.reader, teacher, self.vocabulary) if kept else None
+
+    def _module(self, facts: HeadFacts) -> ExitHead | Eagle:
+        """From --init, else from the target."""
+        module = started(facts, self.engine.runtime, self.options.seed)
+        if self.options.init is not None:
+            found = read_head(self.options.init)
+            ours = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
+            theirs = {name: weight.shape for name, weight in found.weights.items()}
+            if found.facts.taps != facts.taps or ours != theirs:
+                raise OptionError(
+                    f"--init {self.options.init!r} is a head of another form, size or layer than asked for; it "
+                    f"reads after {found.facts.taps}"
+                )
+            module.load_state_dict({name: torch.from_numpy(weight) for name, weight in found.weights.items()})
+        return module
+
+    def path(self, name: str) -> Path:
+        """The file of a head."""
+        return self.out / f"{name}.safetensors"
+
+    def _write(self, heads: dict[str, ExitHead | Eagle], progress: Progress) -> None:
+        told = [line for line in History.read(self.out / "history.jsonl") if line["kind"] == "evaluation"]
+        for name, module in heads.items():
+            alphas = told[-1]["heads"].get(name, {}) if told else {}
+            facts = replace(self.facts[name], card=self._card(progress, alphas))
+            weights = {key: value.detach().cpu().float().numpy() for key, value in module.state_dict().items()}
+            head = HeadFile(facts, weights, self.vocabulary)
+            write_head(self.path(name), head, self.options.int8)
+
+    def _card(self, progress: Progress, alphas: dict[str, Any]) -> dict[str, Any]:
+        data, runtime = self.data.provenance, self.engine.runtime
+        return {
+            "version": __version__,
+            "command": command_of(self.options),
+            "data": {
+                "model": data["model"]["name"], "texts": self.corpus.digest,
+                "answer_tokens": self.corpus.drafted + len(self.corpus.training),
+                "temperatures": data.get("temperatures"), "prompts": data.get("prompts"),
+            },
+            "states": f"{runtime.name} {runtime.precision}",
+            "vocabulary": {"size": len(self.vocabulary), "coverage": round(self.coverage, 5)},
+            "steps": progress.step,
+            "tokens": progress.tokens,
+            "epochs": round(progress.tokens / self.corpus.drafted, 3),
+            "seconds": round(progress.seconds, 1),
+            "held_out": alphas,
+        }  # fmt: skip
+
+
+def command_of(options: HeadOptions) -> str:
+    """The command with what differs from the defaults; folders are named without their places."""
+    verb = "eagle" if isinstance(options, EagleOptions) else "exit-head"
+    words = ["selfspec", "train", verb]
+    for f in fields(options):
+        value = getattr(options, f.name)
+        if value == f.default or f.name in {"features", "disk_budget"}:
+            continue
+        for part in value if f.name == "data" else [value]:
+            shown = Path(part).name if f.name in {"data", "init"} else part
+            flag = f"--{f.name.replace('_', '-')}"
+            words += [flag] if shown is True else [flag, str(shown)]
+    return shlex.join(words)
+
+
+def _first(data: Data, texts: int) -> Data:
+    """The shards that hold the first ``texts``."""
+    shards, count = [], 0
+    for shard in data.shards:
+        if count < texts:
+            shards.append(shard)
+            count += len(shard)
+    return replace(data, shards=shards)
+
+
+def _digest(ids: np.ndarray[Any, np.dtype[np.int64]]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(ids, np.int64).tobytes()).hexdigest()

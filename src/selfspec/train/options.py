@@ -1,0 +1,127 @@
+"""What may be asked of the training of heads; flags and their defaults come from here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from selfspec.drafters.base import option
+from selfspec.errors import OptionError
+from selfspec.types import MAX_GAMMA, require_least, require_types
+
+_BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+PRECISIONS = ("float32", "bfloat16")
+FORMS = ("linear", "attention", "layer")
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """The flags that both kinds of heads have in training."""
+
+    data: Sequence[str] = option((), "Folder of `selfspec train data`; may be given several times.")
+    vocabulary: int = option(8192, "Tokens that a draft may use, the most frequent in the answers; 0 is all.")
+    epochs: float = option(3.0, "How often the answers are read.")
+    minutes: float | None = option(
+        None, "Train so long instead, all sittings together; the learning rate then follows the clock."
+    )
+    limit: int | None = option(None, "Most answer tokens to train on, the first ones of the data.")
+    batch_tokens: int = option(2048, "Answer tokens of a step.")
+    max_length: int = option(2048, "Longer texts are cut there.")
+    learning_rate: float = option(1e-3, "The highest learning rate of AdamW.")
+    warm_up: float = option(0.05, "Share of the training in which it rises; then it falls as a cosine to a tenth.")
+    weight_decay: float = option(0.01, "Weight decay of matrices.")
+    clip: float = option(1.0, "Longest gradient of a head; longer ones are shortened.")
+    precision: str = option("float32", "Of products in training: float32 or bfloat16; weights are float32.")
+    seed: int = option(0, "Seed of the order of the texts and of new weights.")
+    held_out: float = option(0.05, "Share of the prompts that is kept for evaluation.")
+    held_out_tokens: int = option(3000, "Most answer tokens of an evaluation.")
+    evaluate_minutes: float = option(5.0, "Minutes between evaluations.")
+    checkpoint_minutes: float = option(5.0, "Minutes between checkpoints.")
+    features: str | None = option(None, "Folder for the states of the data.  [default: features in --out]")
+    disk_budget: str = option("20G", "Most bytes for them (K, M, G, T); what does not fit is run anew every time.")
+    init: str | None = option(None, "Begin with the weights of this head file.")
+    int8: bool = option(False, "Write the matrices of the head in 8 bits.")
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        require_least(self, vocabulary=0, limit=1, batch_tokens=1, max_length=3, seed=0, held_out_tokens=1)
+        for name in ("epochs", "minutes", "learning_rate", "clip", "evaluate_minutes", "checkpoint_minutes"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < float("inf"):
+                raise OptionError(f"{name} is {value}; it must be above 0")
+        for name in ("warm_up", "weight_decay", "held_out"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise OptionError(f"{name} is {getattr(self, name)}; it must be at least 0 and below 1")
+        if self.precision not in PRECISIONS:
+            raise OptionError(f"precision is {self.precision!r}; it must be one of {', '.join(PRECISIONS)}")
+        if not self.data:
+            raise OptionError("no data; give --data FOLDER, which `selfspec train data` makes")
+        assert self.budget_bytes >= 0
+
+    @property
+    def budget_bytes(self) -> int:
+        """``disk_budget`` in bytes. Raises OptionError for what is no size."""
+        found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([KMGT]?)B?", self.disk_budget.strip())
+        if found is None:
+            raise OptionError(f"disk_budget is {self.disk_budget!r}; it must be bytes such as 500M or 20G")
+        return int(float(found[1]) * _BYTES[found[2]])
+
+
+@dataclass(frozen=True)
+class EagleOptions(HeadOptions):
+    """The flags of ``selfspec train eagle``."""
+
+    steps: int = option(
+        3, "Steps of the training-time test: how many of its own outputs a draft builds on, plus 1."
+    )
+    decay: float = option(0.8, "Weight of a step ÷ that of the one before.")
+    rolling: float = option(1.0, "Share of the texts that roll out; the others have the first step only.")
+    taps: str = option("", "The three layers after which states are read, with commas.  [default: 2, L/2, L-3]")
+    intermediate: int | None = option(None, "Channels of its MLP.  [default: those of the model]")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_least(self, steps=1, intermediate=1)
+        if self.steps > MAX_GAMMA:
+            raise OptionError(f"steps is {self.steps}; it must be at most {MAX_GAMMA}")
+        if not 0.0 < self.decay <= 1.0:
+            raise OptionError(f"decay is {self.decay}; it must be above 0 and at most 1")
+        if not 0.0 < self.rolling <= 1.0:
+            raise OptionError(f"rolling is {self.rolling}; it must be above 0 and at most 1")
+        assert self.tap_layers is not None
+
+    @property
+    def tap_layers(self) -> tuple[int, ...]:
+        """``taps`` as numbers; empty for the default."""
+        found = _integers("taps", self.taps)
+        if len(found) not in (0, 3):
+            raise OptionError(f"taps is {self.taps!r}; it must be three layers such as 2,15,27")
+        return found
+
+
+@dataclass(frozen=True)
+class ExitHeadOptions(HeadOptions):
+    """The flags of ``selfspec train exit-head``."""
+
+    layers: str = option("", "Exit layers with commas, a head for each: 4,8.")
+    form: str = option("layer", "linear, attention (one attention block) or layer (a decoder layer).")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.form not in FORMS:
+            raise OptionError(f"form is {self.form!r}; it must be one of {', '.join(FORMS)}")
+        if not self.exits:
+            raise OptionError("no exit layer; give --layers, such as 8 or 4,8")
+
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """``layers`` as numbers, each once."""
+        return tuple(sorted(set(_integers("layers", self.layers))))
+
+
+def _integers(name: str, text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if not all(re.fullmatch(r"[0-9]{1,5}", part) for part in parts):
+        raise OptionError(f"{name} is {text!r}; it must be numbers of layers with commas")
+    return tuple(int(part) for part in parts)
