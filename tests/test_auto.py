@@ -122,6 +122,23 @@ def test_a_look_up_comes_back_within_few_rounds():
     assert max(drafted[4:]) >= 3
 
 
+def test_a_first_look_up_that_was_disturbed_is_not_believed_for_ever(monkeypatch):
+    """Guards against a pause of the machine while a candidate is first timed: it was never asked again."""
+    simulated = SimulatedRuntime(level(0.0), 0.15)
+    made = auto(look_up(level(0.95)))
+    free, pauses = made.parts[0], [0.03]  # three passes
+    say = free.propose
+
+    def pausing(*args):
+        simulated.clock.now += pauses.pop() if pauses else 0.0
+        return say(*args)
+
+    monkeypatch.setattr(free, "propose", pausing)
+    rate, _, _ = speed(simulated, made, 10**5, rounds=500)
+    assert not pauses
+    assert rate > 0.9 * best_fixed(level(0.0), level(1.0), 0.15, level(0.95), 1000)
+
+
 def test_what_a_look_up_promised_is_compared_as_far_as_tokens_came(monkeypatch):
     """Guards against a right draft that counts as a broken promise, because a round brought fewer tokens."""
     made = auto(look_up(level(1.0)), candidates=())

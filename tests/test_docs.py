@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import re
 import subprocess
 import sys
@@ -31,7 +32,33 @@ def test_concepts_are_computed():
     """Guards docs/concepts.md: every figure of a formula is what the cost model gives."""
     found = doctest.testfile(str(ROOT / "docs" / "concepts.md"), module_relative=False, encoding="utf-8")
     assert found.failed == 0
-    assert found.attempted > 20
+    assert found.attempted > 40
+
+
+def test_concepts_quote_what_was_measured():
+    """Guards docs/concepts.md: a measured figure stands in the page that is named, below its command."""
+    text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    table = text.partition("## Measured")[2].replace("\\|", "\0")
+    rows = [
+        [cell.strip().replace("\0", "|") for cell in row.split("|")[1:-1]]
+        for row in table.splitlines()
+        if "`" in row
+    ]
+    assert len(rows) > 8
+    asked = ""
+    for what, line, page, command in rows:
+        name = re.fullmatch(r"\[.*\]\((.*)\)", page)[1]
+        asked = command if command != "the same" else asked
+        sections = (ROOT / "docs" / name).read_text(encoding="utf-8").split("\n## ")
+        (section,) = (section for section in sections if asked in section)
+        assert " ".join(line.strip("`").split()) in " ".join(section.split()), what
+
+
+@pytest.mark.parametrize("name", ["estimate", "simulate"])
+def test_examples_of_library_functions_are_computed(name):
+    """Guards the docstrings of the cost model's functions."""
+    found = doctest.testmod(importlib.import_module(f"selfspec.measure.{name}"))
+    assert (found.failed, found.attempted > 0) == (0, True)
 
 
 @pytest.mark.parametrize("page", [*sorted(p.name for p in ROOT.glob("*.md")), "docs"])

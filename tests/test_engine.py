@@ -79,6 +79,11 @@ def test_a_stream_is_the_text_in_pieces_and_never_half_a_character(engine, plain
     assert "".join(chunk.text for chunk in chunks) == done.text == plain.text
     assert tuple(chunk.token for chunk in chunks) == done.token_ids
     assert sum(chunk.source == "draft" for chunk in chunks) == done.stats.accepted
+    assert chunks[0].source == "plain", "a prefill drafts nothing"
+    if not draft:
+        assert {chunk.source for chunk in chunks} == {"plain"}
+    elif done.stats.drafted:
+        assert "bonus" in {chunk.source for chunk in chunks}
 
 
 @pytest.mark.parametrize("draft", [{}, *DRAFTS])

@@ -15,7 +15,7 @@ ROOT = Path(selfspec.__file__).parent
 
 # From the bottom up; a module may import its own layer (same prefix) and those before it.
 LAYERS = [
-    ["_version", "errors", "settings", "plans", "types", "rounds", "control", "modes"],
+    ["_version", "errors", "documents", "journal", "settings", "plans", "types", "rounds", "control", "modes"],
     ["model"],
     ["traffic"],
     ["_native"],
@@ -29,8 +29,10 @@ LAYERS = [
     ["engine", "stream", "batch", "flight", "generation"],
     ["loading"],
     ["measure"],
+    ["reporting"],
     ["server"],
     ["export"],
+    ["train"],
     ["cli", "__main__"],
 ]
 TORCH = ("runtime.torch", "runtime.products")

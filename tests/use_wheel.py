@@ -44,6 +44,7 @@ def main():
             assert all(text == texts["plain"] for text in texts.values()), texts
         command = [sys.executable, "-m", "selfspec", "generate", "Hi", "--model", model, "--max-new-tokens", "4"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert {"page.html", "page.css"} <= {path.name for path in files}, "the report's template is missing"
     print("selfspec", selfspec.__version__, native().kernel_sets())
 
 

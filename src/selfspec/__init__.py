@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from selfspec.loading import load
     from selfspec.measure.estimate import Estimate, estimate
     from selfspec.measure.plan import MemoryPlan, plan
+    from selfspec.measure.profile import profile
+    from selfspec.measure.profile_report import ProfileReport
+    from selfspec.measure.simulate import Simulated, simulate
     from selfspec.request import Chunk, Completion, Request
     from selfspec.rounds import Round, Stats
     from selfspec.stream import AsyncStream, Stream
@@ -49,12 +52,14 @@ __all__ = [
     "ModelNotFoundError",
     "OptionError",
     "OutOfMemoryError",
+    "ProfileReport",
     "PromptError",
     "Request",
     "Round",
     "RuntimeMissingError",
     "Sampling",
     "SelfspecError",
+    "Simulated",
     "Stats",
     "Stream",
     "UnsupportedModelError",
@@ -62,9 +67,14 @@ __all__ = [
     "estimate",
     "load",
     "plan",
+    "profile",
+    "simulate",
 ]
 
-_MODULES = ("errors", "types", "rounds", "request", "engine", "loading", "measure.estimate", "measure.plan")
+_MODULES = (
+    *("errors", "types", "rounds", "request", "engine", "loading"),
+    *("measure.estimate", "measure.plan", "measure.simulate", "measure.profile", "measure.profile_report"),
+)
 
 
 def __getattr__(name: str) -> Any:

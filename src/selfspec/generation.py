@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from selfspec.context import Text
 from selfspec.errors import OptionError
 from selfspec.model import TextStream
-from selfspec.request import Chunk, Completion, Request, draft_buffers
+from selfspec.request import Chunk, Completion, Request, Source, draft_buffers
 from selfspec.rounds import Score, Stats
 from selfspec.runtime.states import plain_bytes
 from selfspec.sampling import Chance
@@ -64,11 +64,13 @@ class Generation:
         self._stats.add(round_)
         (commit,) = round_.commits
         self._scores += commit.scores
-        return list(self._ending.chunks(commit.accepted, commit.finish_reason is not None, commit.scores))
+        own: Source = "bonus" if commit.drafted else "plain"
+        is_last = commit.finish_reason is not None
+        return list(self._ending.chunks(commit.accepted, is_last, own, commit.scores))
 
     def rest(self) -> list[Chunk]:
         """What was accepted before an error ended the round, all of it drafts; plain decoding would show it."""
-        return list(self._ending.chunks(self.limit, False))
+        return list(self._ending.chunks(self.limit, False, "bonus"))
 
     @property
     def text(self) -> str:
@@ -130,10 +132,9 @@ class Ending:
         """All final text."""
         return "" if self._writer is None else self._writer.text
 
-    def chunks(self, accepted: int, is_last: bool, scores: Sequence[Score] = ()) -> Iterator[Chunk]:
-        """The tokens since the last call; the first ``accepted`` were drafted."""
+    def chunks(self, accepted: int, is_last: bool, own: Source, scores: Sequence[Score] = ()) -> Iterator[Chunk]:
+        """The tokens since the last call; the first ``accepted`` were drafted, and ``own`` is what the rest is."""
         new, self._new = self._new, []
         for i, (token, piece) in enumerate(new):
             rest = self._writer.finish() if is_last and self._writer and i == len(new) - 1 else ""
-            source: Literal["draft", "bonus"] = "draft" if i < accepted else "bonus"
-            yield Chunk(piece + rest, token, source, scores[i] if scores else None)
+            yield Chunk(piece + rest, token, "draft" if i < accepted else own, scores[i] if scores else None)

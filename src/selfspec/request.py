@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from selfspec.errors import OptionError
 from selfspec.model.chat import TemplateInputs, Tool
@@ -188,18 +188,21 @@ def _word_tokens(word: str | Sequence[int], tokenizer: Tokenizer | None) -> list
     return [tokens for tokens in spellings if tokens]
 
 
+Source: TypeAlias = Literal["draft", "bonus", "plain"]
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """One new token.
 
     ``text`` is what is final with it, often empty while characters or stop strings are held back;
-    ``source`` is who wrote it: an accepted draft, or the target (the bonus token of a round). ``score`` is there
-    where the request asks for ``logprobs``.
+    ``source`` is who wrote it: an accepted draft, the target after a draft (the bonus token of a round), or the
+    target in a round, or a prefill, without a draft. ``score`` is there where the request asks for ``logprobs``.
     """
 
     text: str
     token: int
-    source: Literal["draft", "bonus"]
+    source: Source
     score: Score | None = None
 
 

@@ -32,6 +32,17 @@ _PLAIN_TYPES: dict[str, tuple[type, Callable[[Any], Any], str]] = {
 }
 
 
+def temperatures_of(text: str, name: str = "temperature") -> tuple[float, ...]:
+    """Temperatures with commas, as numbers. Raises OptionError for what is none, is negative, or is there twice."""
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or not all(0.0 <= value < math.inf for value in values) or len({*values}) < len(values):
+        raise OptionError(f"{name} is {text!r}; it must be numbers from 0, each once, with commas")
+    return values
+
+
 def require_types(options: Any) -> None:
     """Raise OptionError where a field annotated int, float or bool (or None) holds something else.
 

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from selfspec.cli.asking import asked
-from selfspec.cli.journal import Journal
 from selfspec.engine import Engine
+from selfspec.journal import Journal
 
 LINES = [
     {"prompt": "hello", "id": "first", "max_new_tokens": 40},

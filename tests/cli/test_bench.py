@@ -46,6 +46,11 @@ def test_tables_then_one_document(bench, tmp_path):
     assert found["outputs"]["ngram"] == {"equal": 3}
     assert found["ceiling"]["weight_bytes"] > 0
     assert found["totals"]["plain"]["tokens"] == 9
+    assert [sample["task"] for sample in found["samples"]] == ["a", "b"], "one of each task"
+    first = found["samples"][0]
+    assert (first["prompt"], set(first["answers"])) == ("Hi", set(found["columns"]))
+    assert [source for _, source in first["answers"]["plain"]] == ["plain"] * 3
+    assert {found["columns"][name]["keeps"] for name in found["columns"]} == {"nothing"}
     assert json.loads(out.read_text()) == found
 
 

@@ -269,7 +269,7 @@ def test_prompt_files_of_each_kind(tmp_path):
 
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     """Guards --out: a whole certificate or none."""
-    from selfspec.cli.output import write_whole
+    from selfspec.documents import write_whole
 
     monkeypatch.setattr(type(tmp_path), "replace", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -12,7 +12,6 @@ import click
 
 from selfspec.cli.asking import Asked, asked
 from selfspec.cli.flags import ModelCommand, unwrapped, wrapping
-from selfspec.cli.journal import Journal, opened, partial_of
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import (
     combined,
@@ -27,6 +26,7 @@ from selfspec.cli.output import (
 from selfspec.cli.reading import read_file, stdin
 from selfspec.engine import DEFAULT_SLOTS
 from selfspec.errors import OptionError
+from selfspec.journal import Journal, opened, partial_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

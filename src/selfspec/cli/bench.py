@@ -10,7 +10,8 @@ import click
 from selfspec.cli.bench_page import ceiling_lines, page, worse_lines
 from selfspec.cli.flags import BenchCommand, asked_of
 from selfspec.cli.opening import open_engine
-from selfspec.cli.output import check_target, emit_json, examples, json_line, note, progress, write_whole
+from selfspec.cli.output import check_target, emit_json, examples, note, progress
+from selfspec.documents import json_line, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,6 +104,8 @@ class _Plan:
         return {
             "selfspec": __version__,
             "model": engine.name,
+            "fingerprint": engine.fingerprint,
+            "layers": engine.config.num_layers,
             "runtime": engine.runtime.name,
             "precision": engine.runtime.precision,
             "baseline": BASELINE,

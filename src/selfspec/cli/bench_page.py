@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from selfspec.cli.output import facts, table
-from selfspec.measure.quantities import size
+from selfspec.measure.quantities import number, ratio, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -120,14 +120,6 @@ def _ratio_lines(rows: Mapping[str, Mapping[str, Any]], columns: Sequence[str]) 
     return [[name, *(ratio(cells.get(column)) for column in columns)] for name, cells in rows.items()]
 
 
-def ratio(cell: Mapping[str, Any] | None) -> str:
-    """A `Ratio` with its interval and what it decides."""
-    if cell is None:
-        return "-"
-    mark = "?" if cell["verdict"] == "undecided" else " "
-    return f"{cell['median']:.2f} [{cell['low']:.2f}, {cell['high']:.2f}]{mark}"
-
-
 def _columns(document: Mapping[str, Any]) -> str:
     header = (
         *("column", "runs", "tok/s p50", "p95", "TTFT ms", "TPOT ms", "α", "τ", "accepted/round"),
@@ -152,11 +144,6 @@ def _cells(cell: Mapping[str, Any]) -> Iterable[str]:
         number(cell.get("wasted"), 1, ".0f"),
         number(cell.get("row_layers_per_token"), 1, ".1f"),
     )
-
-
-def number(value: float | None, scale: float, form: str) -> str:
-    """A number that may not be known."""
-    return "-" if value is None else format(value * scale, form)
 
 
 def _outputs(document: Mapping[str, Any], name: str) -> str:

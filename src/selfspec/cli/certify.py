@@ -10,7 +10,8 @@ import click
 
 from selfspec.cli.flags import Flag, ModelCommand, draft_flags, model_flags
 from selfspec.cli.opening import PLACING, open_engine
-from selfspec.cli.output import check_target, emit_json, examples, facts, finite, note, write_whole
+from selfspec.cli.output import check_target, emit_json, examples, facts, note
+from selfspec.documents import finite, write_whole
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:

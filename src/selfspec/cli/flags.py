@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import Field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
@@ -18,10 +18,12 @@ from selfspec.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from _typeshed import DataclassInstance
+
     from selfspec.drafters.base import Drafter, DraftOptions
     from selfspec.measure.settings import Workload
 
-Wanted = TypeVar("Wanted", bound="Workload")
+Wanted = TypeVar("Wanted", bound="DataclassInstance")
 Command = TypeVar("Command", bound="Callable[..., Any]")
 _KINDS: dict[str, type] = {"int": int, "float": float}
 _PYTHON = {"True": "true", "False": "false", "None": "null"}  # as JSON spells them
@@ -166,14 +168,16 @@ class ModelCommand(MadeCommand):
 class MeasuringCommand(MadeCommand):
     """A command with the flags of a model, and those of a dataclass that says what is measured."""
 
-    def measured_by(self) -> type[Workload]:
+    section: ClassVar[str] = "Measuring"
+
+    def measured_by(self) -> type[DataclassInstance]:
         """The dataclass."""
         raise NotImplementedError
 
     def made_flags(self) -> list[Flag]:
-        """Model and measuring."""
+        """Those of the model, and the others under their heading."""
         asked = [
-            _flag(field, field.metadata["help"], "Measuring", multiple=field.default == ())
+            _flag(field, field.metadata["help"], self.section, multiple=field.default == ())
             for field in fields(self.measured_by())
         ]
         return [*model_flags(), *asked]
@@ -187,16 +191,6 @@ class BenchCommand(MeasuringCommand):
         from selfspec.measure.settings import BenchOptions
 
         return BenchOptions
-
-
-class SearchCommand(MeasuringCommand):
-    """``selfspec search-plan``."""
-
-    def measured_by(self) -> type[Workload]:
-        """Its options."""
-        from selfspec.measure.settings import SearchOptions
-
-        return SearchOptions
 
 
 class ProfileCommand(MeasuringCommand):

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from selfspec._version import __version__
+from selfspec.cli.lazy import Lazy
 from selfspec.cli.output import examples
 from selfspec.errors import SelfspecError
 
@@ -40,39 +40,18 @@ VERBS = {
     "profile": "What exits, passes and drafts cost here, and the speedups they promise.",
     "search-plan": "Which layers a draft of the same model should leave out, here.",
     "bundle": "A model and all that runs it in one folder, for boxes without a network.",
+    "train": "Data of the model's own answers, and small heads that draft better for it.",
     "plan": "What fits into a memory, with which draft, and whether to speculate.",
+    "report": "Results of the other verbs as one page, with a recommendation.",
     "estimate": "What a draft is worth, from its acceptance rate and cost.",
     "simulate": "What drafting ahead would give on devices that are not here.",
 }
 
 
-class Verbs(click.Group):
-    """A group that imports a verb when it is called, and ends the process with a documented exit code."""
+class Verbs(Lazy):
+    """The group of all verbs, which ends the process with a documented exit code."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """The verbs, in the order in which a user meets them."""
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import one verb."""
-        if cmd_name not in VERBS:
-            return None
-        command = import_module(f"selfspec.cli.{cmd_name.replace('-', '_')}").command
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """List the verbs without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the verbs there are when an unknown one is given."""
-        if args[0] not in VERBS and not args[0].startswith("-"):
-            ctx.fail(f"no verb {args[0]!r}; it must be one of {', '.join(VERBS)}")
-        return super().resolve_command(ctx, args)
+    verbs = VERBS
 
     def main(  # type: ignore[override]  # click's has four overloads for what is not used here
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selfspec.cli.output import json_line, other_fields, write_whole
+from selfspec.documents import json_line, other_fields, write_whole
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from selfspec.cli.bench_page import number, ratio
 from selfspec.cli.output import facts, table
-from selfspec.measure.quantities import size
+from selfspec.measure.quantities import number, ratio, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

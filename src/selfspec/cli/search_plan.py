@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from selfspec.cli.flags import SearchCommand, asked_of
+from selfspec.cli.flags import MeasuringCommand, asked_of
 from selfspec.cli.notebook import Notebook, identity_of
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import check_target, emit_json, examples, note, progress, table
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from selfspec.engine import Engine
     from selfspec.measure.plan_search import PlanSearch, Worth
     from selfspec.measure.profile import Question
+    from selfspec.measure.settings import SearchOptions
 
 # what a later run may ask otherwise and still go on with what was tried
 _FREE = ("trials", "finalists", "pairs")
@@ -28,7 +29,14 @@ _EXAMPLES = examples(
 )
 
 
-@click.command("search-plan", cls=SearchCommand, epilog=_EXAMPLES)
+class _Command(MeasuringCommand):
+    def measured_by(self) -> type[SearchOptions]:
+        from selfspec.measure.settings import SearchOptions
+
+        return SearchOptions
+
+
+@click.command("search-plan", cls=_Command, epilog=_EXAMPLES)
 @click.option("--out", metavar="FILE", help="Keep what was tried and found there, as JSON; a later run goes on.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the tables.")
 def command(out: str | None, as_json: bool, **options: Any) -> None:

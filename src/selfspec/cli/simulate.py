@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,9 +10,7 @@ from selfspec.cli.output import emit_json, examples, facts, table
 from selfspec.measure.estimate import row_costs_of
 
 if TYPE_CHECKING:
-    from selfspec.measure.overlap import Predicted, Setting
-
-_COUNTS = (1, 2, 4, 8, 16)
+    from selfspec.measure.simulate import Simulated
 
 _EXAMPLES = examples(
     "selfspec simulate overlap --alpha 0.8 --c 0.1",
@@ -62,35 +59,20 @@ def overlap(v: str, as_json: bool, spread: float | None, **given: Any) -> None:
 
     Times are in target passes of one row. Measure α, c and v with `selfspec profile` or `bench`.
     """  # noqa: D301 (click keeps the line breaks after a backspace)
-    from selfspec.measure.overlap import Setting, predict
+    from selfspec.measure.simulate import simulate
 
-    setting = Setting(v=row_costs_of(v), **given)
-    if spread is not None:
-        setting = replace(setting, spread=spread)
-    others = [replace(setting, outcomes=count) for count in _COUNTS]
-    rows = [(other, predict(other)) for other in others]
+    stated = {} if spread is None else {"spread": spread}
+    made = simulate(v=row_costs_of(v), **stated, **given)
     if as_json:
-        emit_json(
-            {**asdict(setting), **_document(setting, predict(setting)), "table": [_document(*r) for r in rows]}
-        )
+        emit_json(made.to_dict())
     else:
-        click.echo(_page(setting, predict(setting), rows))
+        click.echo(_page(made))
 
 
-def _document(setting: Setting, found: Predicted) -> dict[str, Any]:
-    return {
-        "outcomes": setting.outcomes,
-        "fan_out": setting.fan,
-        **asdict(found),
-        "speedup": found.speedup,
-        "speedup_without": found.speedup_without,
-        "gain": found.gain,
-    }
-
-
-def _page(setting: Setting, found: Predicted, rows: list[tuple[Setting, Predicted]]) -> str:
+def _page(made: Simulated) -> str:
+    found = made.found
     pairs = [
-        ("fan-out", " ".join(map(str, setting.fan))),
+        ("fan-out", " ".join(map(str, made.setting.fan))),
         ("hit rate", f"{found.hit_rate:.2f}"),
         ("tokens per round", f"{found.tokens:.2f}"),
         ("drafts ahead take", f"{found.ahead:.2f} passes"),
@@ -98,8 +80,4 @@ def _page(setting: Setting, found: Predicted, rows: list[tuple[Setting, Predicte
         ("without overlap", f"{found.speedup_without:.2f}x"),
         ("drafting ahead", f"{'gains' if found.gain > 1.0 else 'does not pay:'} {found.gain:.2f}x"),
     ]
-    lines = [
-        (f"{other.outcomes}", f"{made.hit_rate:.2f}", f"{made.ahead:.2f}", f"{made.speedup:.2f}x")
-        for other, made in rows
-    ]
-    return f"{facts(pairs)}\n\n{table([('outcomes', 'hits', 'ahead', 'speedup'), *lines])}"
+    return f"{facts(pairs)}\n\n{table([('outcomes', 'hits', 'ahead', 'speedup'), *made.rows])}"

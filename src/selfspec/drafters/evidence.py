@@ -97,12 +97,16 @@ class Counts:
 
 
 class Mean:
-    """A discounted ratio of sums: what something took to the work that it was."""
+    """A discounted ratio of sums: what something took to the work that it was.
+
+    ``only_delayed`` is for times, which a disturbance makes longer and never shorter: one that is far below the
+    ratio says that what was seen before was disturbed, perhaps the very first one, and the ratio follows it.
+    """
 
     SPIKE = 3.0  # what is further above the ratio was disturbed
 
-    def __init__(self, memory: float) -> None:
-        self._memory = memory
+    def __init__(self, memory: float, only_delayed: bool = False) -> None:
+        self._memory, self._only_delayed = memory, only_delayed
         self._above = 0.0
         self.weight = 0.0  # of what was seen, in units of work
 
@@ -110,6 +114,8 @@ class Mean:
         """Add one observation."""
         if self.weight > 0.0:
             above = min(above, self.SPIKE * below * self._above / self.weight)
+            if self._only_delayed and below > 0.0:
+                self._above = min(self._above, self.SPIKE * above / below * self.weight)
         self._above = self._memory * self._above + above
         self.weight = self._memory * self.weight + below
 
@@ -127,7 +133,7 @@ class Record:
     """
 
     counts: Counts
-    step: Mean = field(default_factory=lambda: Mean(0.9))
+    step: Mean = field(default_factory=lambda: Mean(0.9, only_delayed=True))
     unit: Mean = field(default_factory=lambda: Mean(0.9))
     was_right: bool = False  # the last time
     proof: float = 0.0  # how often lately
@@ -250,6 +256,13 @@ class Account:
     def wait(self, passes: float) -> int:
         """In how many passes so much can be saved up, about."""
         return 1 + int((passes - self.balance) / self._share)
+
+    def saved_for(self, passes: float) -> bool:
+        """Take so much, or all that can be saved up for what is dearer than that; whether it was there."""
+        if not self.allows(passes) and not self.is_full:
+            return False
+        self.spend(min(passes, self.balance))
+        return True
 
     def spend(self, passes: float) -> None:
         """Take it."""

@@ -139,12 +139,7 @@ class Turn:
 
     def _is_worth_asking(self, i: int, memory: Memory) -> bool:
         takes = self._choices[i].record.step.value(0.0)
-        if memory.benefit[i] >= self._rate * takes:
-            return True
-        if not self._knowledge.asking.allows(takes):
-            return False
-        self._knowledge.asking.spend(takes)
-        return True
+        return memory.benefit[i] >= self._rate * takes or self._knowledge.asking.saved_for(takes)
 
     def _worth(self, i: int, memory: Memory, draft: Draft) -> tuple[int, float]:
         """How many tokens of a draft are worth most, and how much.

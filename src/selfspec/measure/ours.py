@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from selfspec import drafters
+from selfspec.measure.prices import keeps
 from selfspec.measure.timing import Answer, Ask, Column
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from selfspec.engine import Engine
+    from selfspec.request import Chunk
 
 BASELINE = "plain"
 
@@ -27,6 +29,7 @@ class DrafterColumn(Column):
             "runtime": engine.runtime.name,
             "precision": engine.runtime.precision,
             "plan": drafter.runs,
+            "keeps": keeps(draft, options),
         }
         self._engine = engine
         self._options = {**options, "draft": draft}
@@ -41,10 +44,13 @@ class DrafterColumn(Column):
             ignore_eos=ask.ignore_eos,
             **self._options,
         )
-        for number, _ in enumerate(stream):
-            if number == 0:
+        chunks: list[Chunk] = []
+        for chunk in stream:
+            if not chunks:
                 first()
+            chunks.append(chunk)
         done = stream.completion
         draft = {"draft weights": done.draft_weight_bytes, "draft KV": done.draft_kv_bytes}
         memory = {"KV cache": done.kv_bytes, **draft, **done.buffers}
-        return Answer(done.token_ids, done.text, done.stats, memory)
+        pieces = [(chunk.text, chunk.source) for chunk in chunks]
+        return Answer(done.token_ids, done.text, done.stats, pieces, memory)

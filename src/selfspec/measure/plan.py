@@ -159,7 +159,7 @@ class Row:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What fits, and what to do; a notebook shows it as a table."""
+    """What fits, and what to do; a notebook shows it as a table. ``model`` is as given, ``name`` its name."""
 
     model: str
     sizes: Sizes
@@ -168,6 +168,7 @@ class MemoryPlan:
     remedies: tuple[Mapping[str, Any], ...]
     recommendation: str
     notes: tuple[str, ...] = ()
+    name: str = ""
 
     @cached_property
     def length(self) -> int:
@@ -179,6 +180,7 @@ class MemoryPlan:
         sizes, options = self.sizes, self.options
         return {
             "model": self.model,
+            "name": self.name,
             "family": sizes.config.family,
             "layers": sizes.config.num_layers,
             "parameters": sizes.config.parameters,
@@ -266,7 +268,7 @@ class Planner:
         found = tuple(remedies(self, rows[0]))
         notes = tuple(self._notes(rows))
         advice = recommendation(self._model, rows, found, self)
-        return MemoryPlan(self._model, sizes, options, rows, found, advice, notes)
+        return MemoryPlan(self._model, sizes, options, rows, found, advice, notes, locate(self._model)[2])
 
     def ways(self, sizes: Sizes) -> list[Way]:
         """Those there are, in these sizes."""

@@ -15,12 +15,13 @@ from selfspec.runtime.packing import BITS
 from selfspec.types import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from selfspec.drafters.base import Drafter
     from selfspec.model.config import ModelConfig
 
 SECOND = "a second checkpoint"
+HEAD = "a trained head"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,13 @@ def prices(model: str, sizes: Sizes, draft_model: str | None = None, draft_bits:
         *lighter,
         Price("draft_model", f"{draft_model} {held.precision}", held.total, held.kv, c, SECOND),
     ]
+
+
+def keeps(draft: str, options: Mapping[str, Any]) -> str:
+    """What a drafter, as it is named and with its options, needs besides the model's own files."""
+    if "draft_model" in draft or options.get("draft_model"):
+        return SECOND
+    return HEAD if "eagle" in draft or options.get("head") else "nothing"
 
 
 def in_fewer_bits(model: str, sizes: Sizes) -> list[Sizes]:

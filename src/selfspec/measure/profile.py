@@ -20,7 +20,8 @@ from selfspec.measure.ours import BASELINE, DrafterColumn
 from selfspec.measure.passes import fill, measure_ceiling, pass_seconds
 from selfspec.measure.profile_report import ProfileReport, point_name
 from selfspec.measure.round_costs import Probe, grid_exits, grid_gammas
-from selfspec.measure.tasks import encode_turns
+from selfspec.measure.settings import ProfileOptions
+from selfspec.measure.tasks import choose, encode_turns, read_prompts
 from selfspec.measure.timing import Ask, Stopwatch
 from selfspec.types import LayerPlan, Sampling
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from selfspec.engine import Engine
-    from selfspec.measure.settings import ProfileOptions, Workload
+    from selfspec.measure.settings import Workload
     from selfspec.measure.tasks import Prompt
     from selfspec.runtime.base import Cache
 
@@ -270,6 +271,20 @@ class Match:
             "tpot_seconds": [plain.tpot_seconds, draft.tpot_seconds],
             "is_equal": plain.answer.tokens == draft.answer.tokens,
         }
+
+
+def profile(engine: Engine, **options: Any) -> ProfileReport:
+    """Measure ``engine`` as ``selfspec profile`` does; ``options`` are those of `ProfileOptions`.
+
+    Raises as `ProfileOptions`, `read_prompts` and `Profile`.
+    """
+    asked = ProfileOptions(**options)
+    prompts = choose(read_prompts(asked.data), asked.task_names, asked.limit)
+    made = Profile(engine, questions_of(engine, prompts, asked), asked, {})
+    for section in made.sections():
+        for _ in section.run():
+            pass
+    return made.report()
 
 
 def contexts_of(engine: Engine, options: ProfileOptions) -> list[int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from selfspec.measure.forecast import Answered, Forecast
+from selfspec.measure.html import html_table, html_text
 from selfspec.measure.pairs import paired_ratio
 from selfspec.measure.roofline import roofline
 from selfspec.measure.round_costs import RoundCosts
@@ -28,7 +29,10 @@ def point_name(exit_layer: int, gamma: int) -> str:
 
 
 class ProfileReport:
-    """What ``units``, those of `selfspec.measure.profile.Profile`, say; units that are missing say nothing."""
+    """What ``units``, those of `selfspec.measure.profile.Profile`, say; units that are missing say nothing.
+
+    A notebook shows it as tables.
+    """
 
     def __init__(self, runtime: Runtime, options: ProfileOptions, units: Mapping[str, Mapping[str, Any]]) -> None:
         self._runtime, self._options, self._units = runtime, options, units
@@ -50,6 +54,21 @@ class ProfileReport:
             "points": {name: [p.to_dict() for p in found.points] for name, found in self.forecasts.items()},
             "checks": list(self._checks()),
         }
+
+    def _repr_html_(self) -> str:
+        return "".join(self._tables()) or html_text("nothing was predicted: the budget was too small")
+
+    def _tables(self) -> Iterator[str]:
+        """For each temperature: of every exit its costs, its α, and its best γ."""
+        for temperature, found in self.forecasts.items():
+            costs, best = self.costs[temperature], max(found.points, key=lambda point: point.speedup)
+            where = f"exit layer {best.exit_layer}, γ {best.gamma}"
+            caption = f"temperature {temperature}: at best {best.speedup:.2f}x, {where}"
+            rows = []
+            for k, alpha in zip(found.exits, found.alphas, strict=True):
+                own = max((p for p in found.points if p.exit_layer == k), key=lambda point: point.speedup)
+                rows.append((f"{k}", f"{costs.c(k):.3f}", f"{alpha:.3f}", f"{own.gamma}", f"{own.speedup:.2f}x"))
+            yield html_table(caption, ("exit layer", "c", "α", "best γ", "predicted S"), rows)
 
     @cached_property
     def costs(self) -> dict[str, RoundCosts]:

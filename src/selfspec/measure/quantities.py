@@ -1,10 +1,14 @@
-"""Quantities as people write them: bytes (24GB, 24GiB), tokens (32k), weights (0.5B)."""
+"""Quantities as people write them: bytes (24GB, 24GiB), tokens (32k), weights (0.5B), ratios."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Any
 
 from selfspec.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _BYTES = (
     {"B": 1}
@@ -52,3 +56,16 @@ def size(number: int) -> str:
         if number >= _BYTES[unit]:
             return f"{number / _BYTES[unit]:.1f} {unit}"
     return f"{number} B"
+
+
+def ratio(cell: Mapping[str, Any] | None) -> str:
+    """A `Ratio` with its interval and what it decides; "-" where there is none."""
+    if cell is None:
+        return "-"
+    mark = "?" if cell["verdict"] == "undecided" else " "
+    return f"{cell['median']:.2f} [{cell['low']:.2f}, {cell['high']:.2f}]{mark}"
+
+
+def number(value: float | None, scale: float, form: str) -> str:
+    """A number; "-" where it is not known."""
+    return "-" if value is None else format(value * scale, form)

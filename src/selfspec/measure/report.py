@@ -108,7 +108,23 @@ class Report:
             "totals": self._summaries(self._matches),
             "outputs": {name: dict(counts) for name, counts in self._outputs.items()},
             "differences": [found.to_dict() for found in self.differences],
+            "samples": list(self._samples()),
         }
+
+    def _samples(self) -> Iterable[dict[str, Any]]:
+        """The first question of every task and temperature, and who wrote each token of our own answers to it."""
+        firsts: dict[tuple[str, float], Match] = {}
+        for match in self._matches:
+            firsts.setdefault((match.prompt.task, match.ask.temperature), match)
+        for match in firsts.values():
+            answers = {name: list(run.answer.pieces) for name, run in match.runs.items() if run.answer.pieces}
+            yield {
+                "task": match.prompt.task,
+                "id": match.prompt.id,
+                "temperature": match.ask.temperature,
+                "prompt": match.prompt.turns[match.turn],
+                "answers": answers,
+            }
 
     def _groups(self, key: Callable[[Match], str], order: Iterable[str] = ()) -> dict[str, list[Match]]:
         groups: dict[str, list[Match]] = {name: [] for name in order}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from selfspec.drafters.base import option
 from selfspec.errors import OptionError
+from selfspec.settings import temperatures_of
 from selfspec.types import MAX_GAMMA, require_least, require_types
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -33,15 +34,7 @@ class Workload:
     @property
     def temperatures(self) -> tuple[float, ...]:
         """As numbers. Raises OptionError for what is none, is negative, or is there twice."""
-        try:
-            values = tuple(float(text) for text in self.temperature.split(","))
-        except ValueError:
-            values = ()
-        if not values or not all(0.0 <= value < float("inf") for value in values) or len({*values}) < len(values):
-            raise OptionError(
-                f"temperature is {self.temperature!r}; it must be numbers from 0, each once, with commas"
-            )
-        return values
+        return temperatures_of(self.temperature)
 
     @property
     def task_names(self) -> tuple[str, ...]:

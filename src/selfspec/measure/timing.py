@@ -34,12 +34,14 @@ class Ask:
 class Answer:
     """What a column made of it. ``stats`` are the counts of our own loop; its times are not used here.
 
-    ``memory`` are bytes by part beyond the weights; ``peak_bytes`` the peak of another process.
+    ``pieces`` are the text of each token and who wrote it (`selfspec.Chunk`), where that is known. ``memory`` are
+    bytes by part beyond the weights; ``peak_bytes`` the peak of another process.
     """
 
     tokens: tuple[int, ...]
     text: str = ""
     stats: Stats | None = None
+    pieces: Sequence[tuple[str, str]] = ()
     memory: Mapping[str, int] = field(default_factory=dict)
     peak_bytes: int | None = None
 

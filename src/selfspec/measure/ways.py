@@ -9,7 +9,7 @@ from selfspec.context import PREFILL_ROWS
 from selfspec.drafters import available, drafter_class
 from selfspec.errors import OptionError
 from selfspec.measure.heads import eagle, exit_head
-from selfspec.measure.prices import SECOND, in_fewer_bits, share
+from selfspec.measure.prices import HEAD, SECOND, in_fewer_bits, share
 from selfspec.measure.sizes import Sizes, native_sizes, plain_sizes
 from selfspec.model.load import config_of
 from selfspec.request import draft_buffers
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from selfspec.drafters.base import Drafter
 
-_HEAD = "a trained head"
 _SHARE = 4  # a trained exit is counted after a quarter of the layers
 PLAIN = "none"
 _OWN = ("ngram", "early_exit", "layer_skip")
@@ -147,7 +146,7 @@ def _trained(sizes: Sizes, gamma: int) -> Iterator[Way]:
         yield Way(
             "exit_head",
             f"exit {depth}/{config.num_layers}, an attention block",
-            _HEAD,
+            HEAD,
             head.weights,
             buffers,
             c=(sizes.step(depth) + head.reads) / sizes.whole_step,
@@ -158,7 +157,7 @@ def _trained(sizes: Sizes, gamma: int) -> Iterator[Way]:
     features = 3 * (gamma + 1) * config.hidden_size * sizes.width
     buffers = _buffers(_drafter("quantized", sizes, gamma=gamma), sizes) + features
     c = module.reads / sizes.whole_step
-    yield Way("eagle", "EAGLE-3, one layer", _HEAD, module.weights, buffers, c=c, cache=cells)
+    yield Way("eagle", "EAGLE-3, one layer", HEAD, module.weights, buffers, c=c, cache=cells)
 
 
 def _seconds(sizes: Sizes, gamma: int, second: Second) -> Iterator[Way]:

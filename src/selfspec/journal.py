@@ -1,8 +1,8 @@
-"""The results of a batch on disk: kept as they come, put in order at the end, and taken up again after a kill.
+"""The results of a long run on disk: kept as they come, and taken up again after a kill.
 
-They are written to ``OUT.partial``; ``OUT`` appears when it is complete. The first line of ``OUT.partial`` says
-what the run was asked for, each other line is the result of one line of the input, in the order in which they
-ended. A last line that was cut by a kill is dropped.
+They are written to ``OUT.partial``, one line each, in the order in which they ended; its first line says what the
+run was asked for. A last line that was cut by a kill is dropped. Who keeps the journal moves its results to where
+they belong: all at the end, in order (`Journal.finish`), or now and then (`Journal.clear`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from selfspec.cli.output import json_line, other_fields
+from selfspec.documents import json_line, other_fields
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
     from typing import BinaryIO
+
+_REMEDY = "give another OUT, or give --overwrite to start anew"
 
 
 def partial_of(out: Path) -> Path:
@@ -29,8 +31,10 @@ def partial_of(out: Path) -> Path:
 
 
 @contextmanager
-def opened(out: Path, identity: Mapping[str, Any], overwrite: bool) -> Iterator[Journal]:
-    """The journal of ``out``; one run at a time.
+def opened(
+    out: Path, identity: Mapping[str, Any], overwrite: bool = False, remedy: str = _REMEDY
+) -> Iterator[Journal]:
+    """The journal of ``out``; one run at a time. ``remedy`` is what to do about an unfinished run of another kind.
 
     Raises
     ------
@@ -47,7 +51,7 @@ def opened(out: Path, identity: Mapping[str, Any], overwrite: bool) -> Iterator[
     try:
         if overwrite:
             place.unlink(missing_ok=True)
-        places, failed, end = _read(place, identity)
+        places, failed, end = _read(place, identity, remedy)
         with place.open("r+b" if end else "w+b") as file:
             file.truncate(end)
             file.seek(end)
@@ -79,6 +83,13 @@ class Journal:
     def __len__(self) -> int:
         return len(self._places)
 
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._places)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._line(number))
+        return found
+
     def add(self, number: int, result: Mapping[str, Any]) -> None:
         """Keep the result of line ``number``; a kill after this does not lose it."""
         self._places[number] = self.append({"line": number, **result})
@@ -86,27 +97,42 @@ class Journal:
 
     def append(self, document: object) -> tuple[int, int]:
         """Write one line; where it is."""
-        start = self._file.tell()
+        start = self._file.seek(0, os.SEEK_END)
         line = f"{json_line(document)}\n".encode()
         self._file.write(line)
         self._file.flush()
         return start, len(line)
 
+    def clear(self) -> None:
+        """Forget the results: they are safe elsewhere."""
+        self._file.seek(0)
+        end = len(self._file.readline())
+        self._file.truncate(end)
+        self._places.clear()
+        self.failed = 0
+
     def finish(self, numbers: Iterable[int]) -> None:
+        """Write ``OUT``; the journal goes when it is closed."""
+        self.write(numbers)
+        self.is_finished = True
+
+    def write(self, numbers: Iterable[int]) -> None:
         """Write ``OUT``: the results in the order of ``numbers``, all of which are there."""
         new = self._out.with_name(f"{self._out.name}.new")
         with new.open("wb") as file:
             for number in numbers:
-                start, size = self._places[number]
-                self._file.seek(start)
-                file.write(self._file.read(size))
+                file.write(self._line(number))
             file.flush()
             os.fsync(file.fileno())
         new.replace(self._out)
-        self.is_finished = True
+
+    def _line(self, number: int) -> bytes:
+        start, size = self._places[number]
+        self._file.seek(start)
+        return self._file.read(size)
 
 
-def _read(place: Path, identity: Mapping[str, Any]) -> tuple[dict[int, tuple[int, int]], int, int]:
+def _read(place: Path, identity: Mapping[str, Any], remedy: str) -> tuple[dict[int, tuple[int, int]], int, int]:
     """Of an unfinished run: the place of each result, how many are errors, and where the whole lines end."""
     places: dict[int, tuple[int, int]] = {}
     failed = end = 0
@@ -122,20 +148,19 @@ def _read(place: Path, identity: Mapping[str, Any]) -> tuple[dict[int, tuple[int
                     places[int(found["line"])] = (end, len(line))
                     failed += "error" in found
                 else:
-                    _require_same(place, found["batch"], identity)
+                    _require_same(place, found["batch"], identity, remedy)
             except (ValueError, KeyError, TypeError) as error:
                 if isinstance(error, OptionError):
                     raise
                 raise OptionError(
-                    f"{str(place)!r} is not an unfinished batch, or damaged; remove it, or give --overwrite"
+                    f"{str(place)!r} is not an unfinished run, or damaged; remove it, {remedy}"
                 ) from error
             end += len(line)
     return places, failed, end
 
 
-def _require_same(place: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+def _require_same(place: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any], remedy: str) -> None:
     if other := other_fields(theirs, ours):
         raise OptionError(
-            f"{str(place)!r} is an unfinished run with another {' and '.join(other)}; finish that one, "
-            "give another OUT, or give --overwrite to start anew"
+            f"{str(place)!r} is an unfinished run with another {' and '.join(other)}; finish that one, {remedy}"
         )

@@ -1,0 +1,1 @@
+"""Training: data that the target writes, and the heads that draft for it."""
