@@ -129,7 +129,7 @@ def document(options: ServerOptions) -> dict[str, Any]:
         "/health": {"get": health | {"security": []}},
         "/metrics": {"get": _read("Prometheus metrics.", metrics, "401")},
     }
-    found = {
+    found: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "selfspec", "version": __version__, "description": f"OpenAI's API for {options.name}."},
         "paths": paths,
