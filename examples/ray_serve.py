@@ -26,7 +26,7 @@ SLOTS = 8  # texts at once of a replica; as many requests again may wait there
 async def forward(scope: Scope, receive: Receive, send: Send) -> None:
     """Pass a request on to the application of the replica that it has come to."""
     replica: Any = serve.get_replica_context().servable_object
-    await replica.app(scope, receive, send)
+    await replica.served(scope, receive, send)
 
 
 @serve.deployment(
@@ -48,7 +48,7 @@ class Replica:
         engine = selfspec.load(model, **options)
         key = os.environ.get("SELFSPEC_API_KEY", "")
         self._service = Service(engine, ServerOptions(engine.name, slots=slots, queue=slots, api_key=key))
-        self.app = self._service.app
+        self.served = self._service.app
 
     def check_health(self) -> None:
         """Raise where it takes no requests: then Ray puts another one in its place."""

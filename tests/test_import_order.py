@@ -46,10 +46,11 @@ LAYERS = [
     ["reporting"],
     ["server"],
     ["export"],
+    ["hf", "vllm", "llamacpp"],
     ["train"],
     ["cli", "__main__"],
 ]
-TORCH = ("runtime.torch", "runtime.products", "train.heads")
+TORCH = ("runtime.torch", "runtime.products", "hf.", "train.heads")
 RIVALS = {"measure.hf"}  # other programs that run in this process, imported when they are asked for
 ENTRANCE = {""}  # the package itself re-exports lazily
 

@@ -81,7 +81,12 @@ _MODULES = (
 )
 
 
+_INTO_OTHERS = ("hf", "llamacpp", "vllm")  # other engines; none is imported before it is asked for
+
+
 def __getattr__(name: str) -> Any:
+    if name in _INTO_OTHERS:
+        return import_module(f"selfspec.{name}")
     if name in __all__:
         for module in (import_module(f"selfspec.{part}") for part in _MODULES):
             if hasattr(module, name):

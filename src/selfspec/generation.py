@@ -16,13 +16,14 @@ from selfspec.sampling import Chance
 from selfspec.scoring import PromptScores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from selfspec.drafters.base import Drafter
     from selfspec.engine import Engine
     from selfspec.grammar import Grammar
     from selfspec.rounds import Round
     from selfspec.runtime.base import Cache
+    from selfspec.types import Sampling
 
 
 class Generation:
@@ -46,11 +47,19 @@ class Generation:
         least = max(request.min_tokens, request.min_length - len(prompt))
         ends = () if request.ignore_eos else engine.config.eos_token_ids
         self._ending = Ending(writer, ends, grammar, least)
+        self._ends: Callable[[int], bool] = self._ending
         self._stats = Stats()
         self._logprobs = request.logprobs
         self._scores: list[Score] = []
         count = request.prompt_logprobs
         self.prompt_scores = None if count is None else PromptScores(prompt, count)
+
+    def decide_by(self, sampling: Sampling, ends: Callable[[int], bool]) -> None:
+        """Let ``sampling`` and ``ends`` decide in place of what the request asks for; before `open`.
+
+        For who brings rules that no request can state (`selfspec.hf`); there are no chunks then.
+        """
+        self._sampling, self._ends = sampling, ends
 
     def open(self, index: int, slot: int, cached: int = 0) -> Text:
         """Its text, in a slot that holds the first ``cached`` tokens of the prompt."""
@@ -62,7 +71,7 @@ class Generation:
             self.limit,
             self._sampling,
             chance,
-            self._ending,
+            self._ends,
             cached,
             self._prediction,
             logprobs=self._logprobs,

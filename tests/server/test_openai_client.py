@@ -220,7 +220,7 @@ MIXED = [
 
 
 def test_texts_together_are_what_they_are_alone(server, client, caplog):
-    """Guards everything at once: 30 mixed requests, drafts on, streams, some that leave and some that are wrong."""
+    """Guards everything at once: 32 mixed requests, drafts on, streams, a fifth leaves, a tenth is garbage."""
     alone = [chat(client, **asked).choices[0].message.content for asked in MIXED]
     rng = random.Random(1)
 
@@ -228,6 +228,9 @@ def test_texts_together_are_what_they_are_alone(server, client, caplog):
         await asyncio.sleep(rng.random() * 0.05)
         asked = dict(MIXED[i % len(MIXED)])
         options = {"model": "tiny", "messages": HI, "extra_body": asked.pop("extra", LONG)} | asked
+        if i % 20 == 3:
+            assert (await asyncio.to_thread(server.send, "/v1/chat/completions", b"{garbage"))[0] == 400
+            return
         if i % 10 == 3:
             with pytest.raises(openai.BadRequestError, match="top_p is"):
                 await client.chat.completions.create(**options, top_p=7)
@@ -247,7 +250,7 @@ def test_texts_together_are_what_they_are_alone(server, client, caplog):
 
     async def all_of_them():
         async with server.async_client() as client:
-            await asyncio.gather(*(one(client, i) for i in range(30)))
+            await asyncio.gather(*(one(client, i) for i in range(32)))
 
     asyncio.run(all_of_them())
     server.has(running=0, waiting=0)

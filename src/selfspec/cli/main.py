@@ -41,6 +41,7 @@ VERBS = {
     "tune": "Find the draft that is fastest here, on your prompts, and keep it for this model.",
     "search-plan": "Which layers a draft of the same model should leave out, here.",
     "bundle": "A model and all that runs it in one folder, for boxes without a network.",
+    "export": "A part of a model as a draft model of other engines.",
     "train": "Data of the model's own answers, and small heads that draft better for it.",
     "plan": "What fits into a memory, with which draft, and whether to speculate.",
     "report": "Results of the other verbs as one page, with a recommendation.",

@@ -96,19 +96,21 @@ def make_bundle(
         As `find_packed`, and for a wrong ``out`` or ``profile``, or an environment that no wheels can be made of.
     """
     notify, progress = told
-    target = _checked(expanded(out))
+    if os.name != "posix":
+        raise OptionError("bundles are made on Linux and macOS; here, install selfspec from a wheel")
+    target = checked_target(expanded(out))
     serves = all(map(find_spec, _SERVER))
     distributions = needed((f"{OURS}[serve]" if serves else OURS, "pip"))
     packed = find_packed(model, bits, notify=notify, progress=progress)
     if profile is not None:
         _check_profile(expanded(profile), packed)
-    with _aside(target) as scratch:
+    with aside(target) as scratch:
         found = _fill(scratch, packed, distributions, profile, notify)
     return Bundle(target, *found)
 
 
 @contextmanager
-def _aside(target: Path) -> Iterator[Path]:
+def aside(target: Path) -> Iterator[Path]:
     """A folder that becomes ``target`` by one rename if all goes well, and is gone if not."""
     try:
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -123,10 +125,9 @@ def _aside(target: Path) -> Iterator[Path]:
         raise ModelError(f"cannot write {quoted(target)}: {why}; free some space, or name another --out") from error
 
 
-def _checked(target: Path) -> Path:
+def checked_target(target: Path) -> Path:
+    """Raise OptionError where nothing can be made at ``target``; its absolute path."""
     target = target.absolute()
-    if os.name != "posix":
-        raise OptionError("bundles are made on Linux and macOS; here, install selfspec from a wheel")
     if os.path.lexists(target):
         raise OptionError(f"--out {quoted(target)} is there already; name a new folder, or remove it")
     if not os.access(target.parent, os.W_OK):

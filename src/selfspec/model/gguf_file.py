@@ -40,7 +40,7 @@ def read_gguf(path: Path) -> GgufFile:
     _check_magic(path)
     with _damage(path):
         reader = open_reader(path)
-        values = {key: _contents(field) for key, field in reader.fields.items()}
+        values = {key: contents(field) for key, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
     return GgufFile(path, Fields(values, f"the metadata of {quoted(path)}"), tensors)
 
@@ -117,7 +117,7 @@ def _strings(data: Any, begin: int, count: int) -> tuple[list[str], int]:
     return found, begin
 
 
-def _contents(field: Any) -> Any:
+def contents(field: Any) -> Any:
     """The value of a field; its strings are decoded already where it is an array of them."""
     if [int(kind) for kind in field.types] == [_ARRAY, _STRING]:
         return [field.parts[index] for index in field.data]

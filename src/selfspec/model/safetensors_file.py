@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -117,17 +117,36 @@ def write_float32(
 
     ``tensors`` yields (name, array) in the order of ``shapes``.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, shape in shapes.items():
-        end = offset + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
-    raw = json.dumps(header, separators=(",", ":")).encode()
-    raw += b" " * (-len(raw) % 8)  # readers map the weights: keep them aligned
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(raw)) + raw)
+        file.write(_head({name: ("F32", shape, 4 * math.prod(shape)) for name, shape in shapes.items()}))
         for (name, shape), (given, array) in zip(shapes.items(), tensors, strict=True):
             assert given == name
             assert array.shape == shape
             file.write(np.ascontiguousarray(array, dtype="<f4").data)
+
+
+Raw: TypeAlias = "tuple[str, tuple[int, ...], np.ndarray[Any, Any]]"
+"""A tensor as it is stored: name of `ModelConfig.dtype`, shape, bytes."""
+
+
+def write_raw(path: Path, tensors: Mapping[str, Raw]) -> None:
+    """Write tensors as they are stored elsewhere; mapped ones are read one by one."""
+    names = {dtype: name for name, dtype in _DTYPES.items()}
+    with path.open("wb") as file:
+        file.write(
+            _head({name: (names[dtype], shape, data.nbytes) for name, (dtype, shape, data) in tensors.items()})
+        )
+        for _, _, data in tensors.values():
+            file.write(data.data)
+
+
+def _head(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> bytes:
+    """The header of tensors that follow each other: (precision, shape, bytes)."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, (dtype, shape, size) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)  # readers map the weights: keep them aligned
+    return struct.pack("<Q", len(raw)) + raw

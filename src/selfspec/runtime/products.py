@@ -21,7 +21,7 @@ _WIDEN_FROM_ROWS = 16
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """X [R, in] times weight [out, in] transposed, plus bias [out]: [R, out]."""
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or type(weight) is not torch.Tensor:  # kinds of torchao multiply in their own way
         return F.linear(x, weight, bias)
     rows = x.shape[0]
     if weight.dtype == torch.float32:

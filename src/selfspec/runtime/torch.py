@@ -26,6 +26,7 @@ from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.runtime.states import BLOCK
 from selfspec.runtime.torch_block import Block, norm_of
 from selfspec.runtime.torch_cache import FEWER, TorchCache, memory_for
+from selfspec.runtime.torch_objects import base_of, is_torchao, tensors_of
 from selfspec.runtime.torch_placement import Placement, Turn
 from selfspec.types import MOST_ROWS, Array, LayerPlan, Rows, SubLayer
 
@@ -132,14 +133,19 @@ class TorchRuntime(Runtime):
     def of(cls, model: Any, eos_token_ids: Sequence[int] = ()) -> TorchRuntime:
         """Share the parameter tensors of a transformers model with an LM head.
 
-        Its texts end at the end-of-text ids of its generation config, else of its config, else at those given.
+        LoRA adapters of PEFT are merged into copies of their matrices (`torch_objects.tensors_of`). Its texts end
+        at the end-of-text ids of its generation config, else of its config, else at those given.
         Raises UnsupportedModelError for another kind of object, or an end-of-text id that is no token of it.
         """
         if not hasattr(getattr(model, "config", None), "to_dict") or isinstance(model, type):
             raise UnsupportedModelError(f"{type(model).__name__} is no transformers model with an LM head")
-        config = config_from_hf(model.config.to_dict(), f"the config of {type(model).__name__}")
+        model = base_of(model)
+        weights = tensors_of(model)
+        said = model.config.to_dict()
+        if is_torchao(model):
+            del said["quantization_config"]
+        config = config_from_hf(said, f"the config of {type(model).__name__}")
         ends = _ends(model, config, eos_token_ids)
-        weights = model.state_dict()
         config = with_layout_of(_with_own_head(config, weights), weights)
         for name, shape in weight_shapes(config).items():
             if name not in weights or tuple(weights[name].shape) != shape or weights[name].is_meta:
