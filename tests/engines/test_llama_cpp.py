@@ -58,7 +58,8 @@ def answers(model, draft=None):
 def test_llama_cpp_drafts_with_it_as_we_do(tmp_path):
     """Its texts with the draft are its texts without, and about as many drafts hold there as here.
 
-    Not to the 3 points that were aimed at: 5 were found, perhaps because its texts are others than ours (not checked).
+    Not to the 3 points that were aimed at: 5 were found, perhaps because its texts are others than ours (not
+    checked).
     """
     with unpacked(find_embedded(EMBEDDED), tmp_path) as model:
         made = export_draft(
