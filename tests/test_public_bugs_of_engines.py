@@ -112,7 +112,8 @@ def test_every_field_of_sampling_can_be_asked_for(engine):
         "suppress_tokens": (5,), "begin_suppress_tokens": (6,), "processors": (max,),
         "coupled": True,
     }  # fmt: skip
-    assert set(asked) == {f.name for f in fields(Sampling)} - {"eos_token_ids"}
+    others = {"eos_token_ids", "constraint"}  # of the model; of schemas and grammars (tests/test_grammar.py)
+    assert set(asked) == {f.name for f in fields(Sampling)} - others
     for draft in ({}, *DRAFTS):
         made = engine.stream("hi", **asked, **draft)._generation._sampling
         assert made == Sampling(**asked, eos_token_ids=engine.config.eos_token_ids)

@@ -22,7 +22,7 @@ if [ "$made" != "$venv" ] || [ ! -x "$venv/bin/python" ]; then
 fi
 [ $# -gt 0 ] || set -- chat
 case $1 in
-generate | chat | batch | certify | bench | profile | search-plan | serve)
+generate | chat | batch | certify | bench | profile | search-plan | serve | tune)
     verb=$1
     shift
     ;;
