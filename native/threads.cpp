@@ -1,5 +1,7 @@
 #include "threads.h"
 
+#include <map>
+
 #ifdef _WIN32
 #include <process.h>
 #define getpid _getpid
@@ -77,26 +79,89 @@ void Team::barrier() {
   }
 }
 
-Teams::Held::Held(int size) : process(getpid()), team(std::make_unique<Team>(size)) {}
+namespace {
 
-Teams::~Teams() {
-  Held* held = current_.load();
-  if (held->process == getpid()) delete held;  // else its threads are the parent's
+// The idle teams of this process, and how many models ask for each size.
+struct Pool {
+  const int process = getpid();
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Team>> idle;  // the one that worked last at the end
+  std::map<int, int> models;
+
+  std::unique_ptr<Team> take(int size) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      for (std::size_t i = idle.size(); i-- > 0;) {
+        if (idle[i]->size() != size) continue;
+        std::unique_ptr<Team> found = std::move(idle[i]);
+        idle.erase(idle.begin() + static_cast<std::ptrdiff_t>(i));
+        return found;
+      }
+    }
+    return std::make_unique<Team>(size);
+  }
+  void give(std::unique_ptr<Team> team) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    idle.push_back(std::move(team));
+  }
+  void leave(int size) {
+    std::vector<std::unique_ptr<Team>> gone;  // joined without the lock
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (--models[size] > 0) return;
+    for (auto& team : idle) {
+      if (team->size() == size) gone.push_back(std::move(team));
+    }
+    std::erase(idle, nullptr);
+  }
+};
+
+// That of this process: a child of a fork gets a new one, since the mutex of its parent's may be held for ever.
+// It is never destroyed: threads may still run when a process ends.
+Pool* pool() {
+  static std::atomic<Pool*> current{new Pool};
+  Pool* found = current.load();
+  if (found->process == getpid()) return found;
+  Pool* fresh = new Pool;
+  if (current.compare_exchange_strong(found, fresh)) return fresh;
+  delete fresh;  // another thread of this process was faster
+  return found;
 }
 
-Teams::Held* Teams::held() {
-  Held* held = current_.load();
-  if (held->process == getpid()) return held;
-  Held* fresh = new Held(size_);  // the old one is left as it is: its mutex may be held for ever
-  if (current_.compare_exchange_strong(held, fresh)) return fresh;
+// Gives a team back whatever happens in its job.
+struct Lent {
+  Pool* pool;
+  std::unique_ptr<Team> team;
+  ~Lent() { pool->give(std::move(team)); }
+};
+
+}  // namespace
+
+Teams::Teams(int size) : size_(size), process_(getpid()), turn_(new Turn{process_, {}}) {
+  Pool* own = pool();
+  const std::lock_guard<std::mutex> lock(own->mutex);
+  own->models[size]++;
+}
+
+Teams::~Teams() {
+  if (process_ == getpid()) pool()->leave(size_);  // else the threads, and the count, are the parent's
+  Turn* last = turn_.load();
+  if (last->process == getpid()) delete last;
+}
+
+Teams::Turn* Teams::turn() {
+  Turn* found = turn_.load();
+  if (found->process == getpid()) return found;
+  Turn* fresh = new Turn{getpid(), {}};  // the old one is left as it is: its mutex may be held for ever
+  if (turn_.compare_exchange_strong(found, fresh)) return fresh;
   delete fresh;  // another thread of this process was faster
-  return held;
+  return found;
 }
 
 void Teams::run(const std::function<void(Team&)>& f) {
-  Held* own = held();
-  const std::lock_guard<std::mutex> lock(own->turn);
-  f(*own->team);
+  const std::lock_guard<std::mutex> lock(turn()->mutex);
+  Pool* own = pool();
+  const Lent lent{own, own->take(size_)};
+  f(*lent.team);
 }
 
 }  // namespace selfspec

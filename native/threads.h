@@ -36,24 +36,27 @@ class Team {
   std::vector<std::thread> threads_;
 };
 
-// Hands out the team to one caller at a time. After a fork the child has none of its threads: it gets a new one.
+// Runs the jobs of one model, one at a time, on a team of the process: of the idle ones of its size the one that worked
+// last. So models that take turns (a target and its draft) share a team; with one each, the threads of the one that
+// has just worked would spin where the other's should run. Jobs of several models at once have a team each. Teams of a
+// size go with the last model that asks for it. After a fork the child has none of the threads, and makes new ones.
 class Teams {
  public:
-  explicit Teams(int size) : size_(size), current_(new Held(size)) {}
+  explicit Teams(int size);
   ~Teams();
+  Teams(const Teams&) = delete;
   int size() const { return size_; }
   void run(const std::function<void(Team&)>& f);
 
  private:
-  struct Held {
-    explicit Held(int size);
+  struct Turn {
     const int process;
-    std::mutex turn;
-    std::unique_ptr<Team> team;
+    std::mutex mutex;
   };
-  Held* held();
+  Turn* turn();
   const int size_;
-  std::atomic<Held*> current_;
+  const int process_;  // whose pool counts this model
+  std::atomic<Turn*> turn_;
 };
 
 // Cache lines of counters from which members take pieces of work; three sets take turns, so that one is

@@ -199,6 +199,35 @@ def test_a_forked_child_goes_on_working(case):
     assert same(chain(runtime, TOKENS[:20]), want[:20])
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="counts threads as Linux lists them")
+def test_models_that_take_turns_share_a_team():
+    """Guards drafts by a second model: the threads of the one that has just worked spun beside the other's."""
+
+    def threads():
+        return len(os.listdir("/proc/self/task"))
+
+    weights, before = packed(random_weights(ODD), "int8"), threads()
+    target, draft = (CpuRuntime(ODD, weights, threads=7) for _ in range(2))
+    for _ in range(3):
+        want = chain(target, TOKENS[:5])
+        assert same(chain(draft, TOKENS[:5]), want)
+    assert threads() == before + 6
+    got = []
+    workers = [
+        threading.Thread(target=lambda one=one: got.append(chain(one, TOKENS[:40])), args=())
+        for one in (target, draft)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert same(*got)
+    del target
+    assert same(chain(draft, TOKENS[:5]), want)
+    del draft, workers
+    assert threads() == before
+
+
 def test_an_idle_team_costs_no_processor_time():
     """Guards against spinning for ever: a second of sleep costs far less than a second."""
     import time
