@@ -45,12 +45,18 @@ class Calls:
 
     def finish(self) -> list[Said]:
         """What was held back when the answer ended and is text, not a part of a call."""
-        held, self._held = self._held, ""
-        is_end = self._state == self._after and (self._form.tail + self._form.end).startswith(held.rstrip())
-        if self._state == self._name and self._form.is_bare and not self.count:
-            return [Said(text=self._form.trigger + held)]  # it may as well be JSON
-        if is_end or self._state in (self._name, self._arguments):
+        form, held = self._form, self._held
+        self._held = ""
+        if self._state == self._name and form.is_bare and not self.count:
+            return [Said(text=form.trigger + held)]  # it may as well be JSON
+        if self._state in (self._name, self._arguments):
             return []
+        if self._state == self._after:  # cut within the marks that end a call, or between two
+            ends = [form.tail + form.end]
+            if form.between is not None:
+                ends.append(form.tail + form.between + form.head)
+            if any(mark.startswith(held.rstrip()) for mark in ends):
+                return []
         return [Said(text=held)] if held else []
 
     def _text(self) -> Iterator[Said]:
