@@ -13,8 +13,9 @@ import torch
 
 import selfspec
 from selfspec.errors import OptionError, OutOfMemoryError, TrainingError
-from selfspec.model.head_file import read_head
+from selfspec.model.head_file import read_head, write_head
 from selfspec.runtime.attached import identity_of
+from selfspec.train.heads.heldout import HeldOut
 from selfspec.train.heads.job import Setup
 from selfspec.train.heads.progress import History
 from selfspec.train.heads.trainer import _Run, accelerator_of, train
@@ -120,7 +121,16 @@ def test_what_a_run_writes_and_refuses(engine, data, tmp_path):
         read_head(tmp_path / "exits" / "exit-1.safetensors").weights["layer.self_attn.o_proj.weight"],
     )
     with pytest.raises(OptionError, match="another form, size or layer"):
-        Setup(engine, replace(options, layers="2"), tmp_path / "others").job(torch.device("cpu"))
+        Setup(engine, replace(options, layers="2"), tmp_path / "others")
+    assert not (tmp_path / "others").exists()
+    with pytest.raises(OptionError, match="another first_weights"):
+        Setup(engine, replace(options, layers="1", init=None), tmp_path / "more")
+    foreign = read_head(tmp_path / "exits" / "exit-1.safetensors")
+    foreign = replace(foreign, facts=replace(foreign.facts, target="another", target_name="other"))
+    write_head(tmp_path / "foreign.safetensors", foreign)
+    options = replace(options, layers="1", init=str(tmp_path / "foreign.safetensors"))
+    with pytest.raises(OptionError, match="trained for another checkpoint, other"):
+        Setup(engine, options, tmp_path / "others")
 
 
 def test_states_on_disk_and_anew_train_alike(engine, data, tmp_path):
@@ -192,3 +202,26 @@ def test_a_stopped_process_has_not_trained(engine, data, tmp_path):
     steps = [event for event in run(engine, options, tmp_path, clock=clock) if event.kind == "step"]
     assert steps[-1].progress.seconds < 100
     assert len(steps) > 20
+
+
+def test_evaluations_do_not_count_as_training(engine, data, tmp_path):
+    """Guards --minutes: an evaluation that takes longer than all of it left no step to train in."""
+
+    class Slow:
+        now = 0.0
+
+        def __call__(self):
+            self.now += 1.0
+            return self.now
+
+    clock, measure = Slow(), HeldOut.measure
+
+    def slowly(self, *args):
+        clock.now += 1000.0
+        return measure(self, *args)
+
+    options = EagleOptions(data=(str(data),), taps="1,2,3", **QUICK, minutes=0.1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeldOut, "measure", slowly)
+        events = run(engine, options, tmp_path, clock=clock)
+    assert [event.kind for event in events].count("step") > 3

@@ -31,7 +31,9 @@ from selfspec.train.heads.trainer import Job
 from selfspec.train.options import EagleOptions, ExitHeadOptions, HeadOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
 
     from selfspec.engine import Engine
     from selfspec.model.head_file import HeadFacts
@@ -60,6 +62,7 @@ class Setup:
     def __init__(self, engine: Engine, options: HeadOptions, out: Path) -> None:
         self.engine, self.options, self.out = engine, options, out
         self.facts: dict[str, HeadFacts] = self._facts()
+        self._first_weights = self._read_first_weights()
         data = read_data(*options.data)
         if engine.fingerprint and data.fingerprint != engine.fingerprint:
             raise OptionError(
@@ -88,6 +91,24 @@ class Setup:
         sizes = Sizes(options.form)
         return {f"exit-{k}": facts_of(engine.runtime, "exit_head", (k,), sizes, **about) for k in options.exits}
 
+    def _read_first_weights(self) -> Mapping[str, NDArray[Any]] | None:
+        """Those of --init, which must be of this model, kind and layers; shapes are compared with the modules'."""
+        if (path := self.options.init) is None:
+            return None
+        found = read_head(path)
+        for facts in self.facts.values():
+            if (found.facts.kind, found.facts.form, found.facts.taps) != (facts.kind, facts.form, facts.taps):
+                raise OptionError(
+                    f"--init {path!r} is a head of another form, size or layer than asked for; it reads after "
+                    f"{found.facts.taps}"
+                )
+            if found.facts.target and found.facts.target != facts.target:
+                raise OptionError(
+                    f"--init {path!r} was trained for another checkpoint, {found.facts.target_name}; leave it "
+                    "out, or give one of this model"
+                )
+        return found.weights
+
     # -- the folder --------------------------------------------------------------------------------------
 
     def _begun(self) -> dict[str, Any] | None:
@@ -106,7 +127,8 @@ class Setup:
         asked = {name: value for name, value in asdict(self.options).items() if name not in _FREE}
         identity = json.loads(json_line({
             "texts": len(self.data), "training": self.corpus.digest, "model": self.engine.fingerprint,
-            "vocabulary_ids": _digest(self.vocabulary), "heads": {name: f.taps for name, f in self.facts.items()},
+            "vocabulary_ids": _digest(self.vocabulary), "first_weights": _digest_of(self._first_weights),
+            "heads": {name: f.taps for name, f in self.facts.items()},
             **asked,
         }))  # fmt: skip
         if begun is not None:
@@ -194,16 +216,11 @@ class Setup:
     def _module(self, facts: HeadFacts) -> ExitHead | Eagle:
         """From --init, else from the target."""
         module = started(facts, self.engine.runtime, self.options.seed)
-        if self.options.init is not None:
-            found = read_head(self.options.init)
+        if (given := self._first_weights) is not None:
             ours = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
-            theirs = {name: weight.shape for name, weight in found.weights.items()}
-            if found.facts.taps != facts.taps or ours != theirs:
-                raise OptionError(
-                    f"--init {self.options.init!r} is a head of another form, size or layer than asked for; it "
-                    f"reads after {found.facts.taps}"
-                )
-            module.load_state_dict({name: torch.from_numpy(weight) for name, weight in found.weights.items()})
+            if ours != {name: weight.shape for name, weight in given.items()}:
+                raise OptionError(f"--init {self.options.init!r} is a head of another size than asked for")
+            module.load_state_dict({name: torch.from_numpy(weight) for name, weight in given.items()})
         return module
 
     def path(self, name: str) -> Path:
@@ -266,3 +283,13 @@ def _first(data: Data, texts: int) -> Data:
 
 def _digest(ids: np.ndarray[Any, np.dtype[np.int64]]) -> str:
     return hashlib.sha256(np.ascontiguousarray(ids, np.int64).tobytes()).hexdigest()
+
+
+def _digest_of(weights: Mapping[str, NDArray[Any]] | None) -> str:
+    """Of the weights that a run begins with; "" where they follow from the target."""
+    if weights is None:
+        return ""
+    hashed = hashlib.sha256()
+    for name in sorted(weights):
+        hashed.update(name.encode() + np.ascontiguousarray(weights[name]).tobytes())
+    return hashed.hexdigest()

@@ -210,9 +210,7 @@ class _Run:
             name: {kind: {"alphas": list(a.alphas), "tokens_per_round": a.tokens_per_round, "tokens": a.tokens}
                    for kind, a in kinds.items()} for name, kinds in found.items()
         }  # fmt: skip
-        took = job.clock() - started
-        self.progress.seconds += took
-        return self._told("evaluation", {"heads": heads, "took": took})
+        return self._told("evaluation", {"heads": heads, "took": job.clock() - started})
 
     def _checkpoint(self) -> Event:
         path = checkpoints.save(self.accelerator, self.folder, self.progress.step)
