@@ -17,8 +17,10 @@ import click
 import numpy as np
 
 import selfspec
+from selfspec.model import EMBEDDED
 from selfspec.train.data import read_data
 
+SHORTEST = 20  # tokens of an answer that can be asked about
 ON_ONE = (
     "Summarize: {0}",
     "Summarize the following text in two sentences.\n\n{0}",
@@ -41,25 +43,25 @@ ON_SEVERAL = (
 
 @click.command()
 @click.option("--data", required=True, help="A folder of `selfspec train data`.")
+@click.option("--model", default=EMBEDDED, show_default=True, help="The model that wrote them.")
 @click.option("--out", required=True, help="The file that the prompts are written to, JSON Lines.")
 @click.option("--count", default=1000, show_default=True)
-@click.option("--passage", default=220, show_default=True, help="Most tokens of a passage.")
+@click.option(
+    "--passage", default=220, type=click.IntRange(SHORTEST), show_default=True, help="Most tokens of a passage."
+)
 @click.option("--seed", default=0, show_default=True)
-def main(data: str, out: str, count: int, passage: int, seed: int) -> None:
+def main(data: str, model: str, out: str, count: int, passage: int, seed: int) -> None:
     """Write prompts about texts that the model wrote itself."""
-    tokenizer = selfspec.load(draft="plain").tokenizer
+    tokenizer = selfspec.load(model, draft="plain").tokenizer
     assert tokenizer is not None
     rng = np.random.default_rng(seed)
-    texts = read_data(data)
+    answers = [text.answer[:passage] for text in read_data(data)]
+    if not (answers := [answer for answer in answers if len(answer) >= SHORTEST]):
+        raise click.UsageError(f"{data!r} has no answer of {SHORTEST} tokens or more; give another --data")
     prompts: list[str] = []
-    while len(prompts) < count:
-        picked = [texts[int(i)] for i in rng.integers(0, len(texts), size=4)]
-        answers = [
-            tokenizer.decode(text.tokens[text.prompt_length :][:passage].tolist()).strip() for text in picked
-        ]
-        if min(len(answer) for answer in answers) < 80:
-            continue
-        *passages, about = answers
+    for _ in range(count):
+        picked = (answers[int(i)].tolist() for i in rng.integers(0, len(answers), size=4))
+        *passages, about = (tokenizer.decode(answer).strip() for answer in picked)
         question = f"what does the text say about {' '.join(about.split()[:4])}?"
         if rng.random() < 0.4:
             prompts.append(str(rng.choice(ON_SEVERAL)).format(*passages, question))

@@ -58,8 +58,7 @@ class Traffic:
         if not mixtures:
             return cls()
         routed = sum(3 * config.hidden_size * mixture.width * mixture.per_token for mixture in mixtures)
-        whole = config.num_layers * config.active_layer_parameters + config.head_parameters
-        return cls(min(routed / whole, 1.0), mixtures[0].count, mixtures[0].per_token)
+        return cls(min(routed / config.pass_parameters, 1.0), mixtures[0].count, mixtures[0].per_token)
 
     def cost(self, rows: int, per_token: int | None = None) -> float:
         """A pass of so many rows; ``per_token`` experts each instead of as many as the model has."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from selfspec import drafters
 from selfspec._version import __version__
 from selfspec.documents import json_line, replace_file
+from selfspec.drafters import prior
 from selfspec.errors import OptionError, SelfspecError
 from selfspec.machine import machine
 from selfspec.model.cache import cache_folder
@@ -43,14 +44,7 @@ class Tuned:
 
 def facts_of(host: Host) -> dict[str, Any]:
     """What a file must have in common with an engine, as its ``identity`` has them."""
-    runtime = host.runtime
-    return {
-        "fingerprint": host.fingerprint,
-        "runtime": runtime.name,
-        "precision": runtime.precision,
-        "runs_on": runtime.runs_on,
-        "selfspec": __version__,
-    }
+    return {**prior.facts_of(host), "selfspec": __version__}
 
 
 def folder() -> Path:

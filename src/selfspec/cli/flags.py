@@ -5,6 +5,7 @@ Help and parsing need those dataclasses, and they need NumPy: so the flags are m
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import Field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -76,7 +77,7 @@ class Flag(click.Option):
         self.section = section
 
 
-class MadeCommand(click.Command):
+class MadeCommand(click.Command, ABC):
     """A command with flags that are made from dataclasses, under headings."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -94,9 +95,9 @@ class MadeCommand(click.Command):
                 made.setdefault(flag.name, flag)
         return list(made.values())
 
+    @abstractmethod
     def made_flags(self) -> list[Flag]:
         """Those that are made from dataclasses; the first of a name counts."""
-        raise NotImplementedError
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the options under their headings."""
@@ -127,9 +128,9 @@ class MeasuringCommand(MadeCommand):
 
     section: ClassVar[str] = "Measuring"
 
+    @abstractmethod
     def measured_by(self) -> type[DataclassInstance]:
         """The dataclass."""
-        raise NotImplementedError
 
     def made_flags(self) -> list[Flag]:
         """Those of the model, and the others under their heading."""

@@ -193,8 +193,7 @@ class Auto(Drafter):
     def _judged(self) -> list[Choice]:
         """The candidates with what is known of them."""
         config = self.config
-        layers = config.num_layers * config.active_layer_parameters
-        head = config.head_parameters / max(layers + config.head_parameters, 1)  # its share of a pass
+        head = config.head_parameters / max(config.pass_parameters, 1)  # its share of a pass
         made = []
         for (label, candidate), record in zip(self._labelled, self._knowledge.records, strict=True):
             c, f, plan = candidate.step_share or _UNKNOWN_STEP, 0.0, candidate.plan

@@ -12,12 +12,12 @@ import os
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from selfspec.context import PREFILL_ROWS
 from selfspec.drafters.ahead import Ahead
 from selfspec.drafters.base import Extra, option
 from selfspec.drafters.branches import branches_of, rows_of
+from selfspec.drafters.caches import OwnCaches
 from selfspec.drafters.comb import CombOptions
 from selfspec.drafters.steps import Growing, StepDrafter
 from selfspec.drafters.vocabulary import as_wide, require_same_tokens
@@ -113,8 +113,7 @@ class DraftModel(StepDrafter):
         self._share: float | None = None
         self._row_layers = 0.0  # what a row costs, in row-layers of the target
         self._readings: dict[Text, _Reading] = {}
-        self._caches: WeakKeyDictionary[Context, Cache] = WeakKeyDictionary()
-        self._kv_bytes = 0  # the most that a text has had
+        self._caches = OwnCaches()
         self._spare = 0  # cells beside a text, for what may come of it
 
     def bind(self, host: Host) -> None:
@@ -141,7 +140,7 @@ class DraftModel(StepDrafter):
     @property
     def extra_bytes(self) -> Extra:
         """Its weights, and its cache of one text."""
-        return Extra() if self._model is None else Extra(self._model.weight_bytes, self._kv_bytes)
+        return Extra() if self._model is None else Extra(self._model.weight_bytes, self._caches.bytes_per_text)
 
     def begin(self, text: Text) -> None:
         """Nothing of the text has been read yet."""
@@ -261,12 +260,4 @@ class DraftModel(StepDrafter):
     def _cache(self, context: Context) -> Cache:
         """One for each context, with its slots; as long as its own, or as this model can read."""
         length = min(context.cache.length, self._bound.config.context_length)
-        length += self._spare
-        cache = self._caches.get(context)
-        if cache is None:
-            cache = self._bound.new_cache(context.cache.slots, length)
-        elif cache.length < length:
-            cache = cache.longer(length)
-        self._caches[context] = cache
-        self._kv_bytes = max(self._kv_bytes, cache.nbytes // cache.slots)
-        return cache
+        return self._caches.of(context, length + self._spare, self._bound.new_cache)

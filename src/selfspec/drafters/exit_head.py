@@ -60,14 +60,8 @@ class ExitHead(FixedSelfDraft):
     @property
     def step_share(self) -> float | None:
         """The exit's share of a pass, and that of the head."""
-        layers = self.plan_layers * self.config.active_layer_parameters
-        whole = self.config.num_layers * self.config.active_layer_parameters + self.config.head_parameters
-        return layers / whole + self._head.share
-
-    @property
-    def plan_layers(self) -> int:
-        """How many layers a step runs."""
-        return int(self._plan.row_layers)
+        layers = self._plan.row_layers * self.config.active_layer_parameters
+        return layers / self.config.pass_parameters + self._head.share
 
     @property
     def runs(self) -> str:

@@ -43,7 +43,7 @@ def read_prior(file: str, host: Host) -> Prior | None:
     try:
         found = json.loads(Path(file).read_text(encoding="utf-8"))
         identity, prior = found["identity"], prior_of(found)
-        other = [name for name, value in _facts(host).items() if identity[name] != value]
+        other = [name for name, value in facts_of(host).items() if identity[name] != value]
         if identity["machine"]["platform"] != platform.platform(terse=True):
             other.append("machine")
     except OSError as error:
@@ -58,8 +58,8 @@ def read_prior(file: str, host: Host) -> Prior | None:
     return prior
 
 
-def _facts(host: Host) -> dict[str, str]:
-    """What it must have in common with the engine: fields of the identity that `selfspec profile` writes."""
+def facts_of(host: Host) -> dict[str, str]:
+    """What measurements must have in common with an engine: fields of the identity that they are kept with."""
     runtime = host.runtime
     return {
         "fingerprint": host.fingerprint,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from selfspec.drafters.base import Extra, option
+from selfspec.drafters.caches import OwnCaches
 from selfspec.drafters.comb import CombOptions
 from selfspec.errors import OptionError
 from selfspec.feeds import MOST_PENDING
@@ -118,12 +118,9 @@ class Attachment:
         self._config, self._options = config, options
         own, last = parameters(head, config)
         self.row_layers = own / config.active_layer_parameters  # of a row, in row-layers of the target
-        self.share = (own + last) / (
-            config.num_layers * config.active_layer_parameters + config.head_parameters
-        )  # of the weights of a pass
+        self.share = (own + last) / config.pass_parameters  # of the weights of a pass
         self._attached: Attached | None = None
-        self._caches: WeakKeyDictionary[Context, Cache] = WeakKeyDictionary()
-        self._kv_bytes = 0  # the most that a text has had
+        self._caches = OwnCaches()
         self._waiting = 0  # bytes of states that waited of one text, at most
 
     def bind(self, host: Host) -> None:
@@ -153,7 +150,7 @@ class Attachment:
         return (
             Extra()
             if self._attached is None
-            else Extra(self._attached.weight_bytes, self._kv_bytes + self._waiting)
+            else Extra(self._attached.weight_bytes, self._caches.bytes_per_text + self._waiting)
         )
 
     def taken(self, feed: Feed, rows: int) -> tuple[int, list[int], Array]:
@@ -184,12 +181,5 @@ class Attachment:
         return rows
 
     def _cache(self, context: Context) -> Cache:
-        """One for each context, with its slots and as many cells."""
-        cache, length = self._caches.get(context), context.cache.length
-        if cache is None:
-            cache = self.attached.new_cache(context.cache.slots, length)
-        elif cache.length < length:
-            cache = cache.longer(length)
-        self._caches[context] = cache
-        self._kv_bytes = max(self._kv_bytes, cache.nbytes // cache.slots)
-        return cache
+        """With as many cells as the target's."""
+        return self._caches.of(context, context.cache.length, self.attached.new_cache)

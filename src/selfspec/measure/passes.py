@@ -96,11 +96,10 @@ def measure_ceiling(runtime: Runtime) -> Ceiling | None:
     probe = runtime.embed([0], np.zeros(1, dtype=np.int64))
     if getattr(getattr(probe, "device", None), "type", "cpu") != "cpu":  # NumPy's device is a text
         return None
-    config, threads = runtime.config, available_processors()
-    weights = config.num_layers * config.active_layer_parameters + config.head_parameters
+    threads = available_processors()
     return Ceiling(
         weight_bytes=runtime.pass_bytes,
-        operations=2 * weights,
+        operations=2 * runtime.config.pass_parameters,
         bytes_per_second=bandwidth(threads),
         operations_per_second=arithmetic(),
         pass_seconds=pass_seconds(runtime, 1),

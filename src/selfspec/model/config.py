@@ -260,6 +260,11 @@ class ModelConfig:
         """Weights that the LM head reads: the output matrix and the final norm."""
         return _counts(self).head
 
+    @property
+    def pass_parameters(self) -> int:
+        """Weights that a pass of one row reads: those of all layers and of the LM head."""
+        return self.num_layers * self.active_layer_parameters + self.head_parameters
+
 
 def _counts(config: ModelConfig) -> Counts:
     from selfspec.model.families import counts  # the lists of weights know what there is

@@ -72,8 +72,7 @@ class Runtime(ABC):
     @property
     def pass_bytes(self) -> int:
         """Bytes of weights that a full pass of one row reads: all layers and the head."""
-        config = self.config
-        return (config.num_layers * config.active_layer_parameters + config.head_parameters) * self.value_bytes
+        return self.config.pass_parameters * self.value_bytes
 
     @property
     def weight_bytes(self) -> int:
