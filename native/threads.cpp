@@ -34,8 +34,7 @@ Team::Team(int size) : size_(size) {
 
 Team::~Team() {
   stop_ = true;
-  job_.fetch_add(1, std::memory_order_release);
-  job_.notify_all();
+  advance(job_);
   for (auto& thread : threads_) thread.join();
 }
 
@@ -50,6 +49,14 @@ void Team::wait(std::atomic<std::uint32_t>& value, std::uint32_t old, std::chron
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 
+// notify_all wakes nobody if it sees nobody asleep. It must not look before the new value can be seen: a member that
+// falls asleep just then would sleep for ever. Releasing alone allows that order, even on x86.
+void Team::advance(std::atomic<std::uint32_t>& value) {
+  value.fetch_add(1, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  value.notify_all();
+}
+
 void Team::serve(int member) {
   for (std::uint32_t seen = 0;; seen++) {
     wait(job_, seen, BETWEEN_JOBS);
@@ -61,8 +68,7 @@ void Team::serve(int member) {
 
 void Team::run(const std::function<void(int)>& f) {
   work_ = &f;
-  job_.fetch_add(1, std::memory_order_release);
-  if (size_ > 1) job_.notify_all();
+  if (size_ > 1) advance(job_);
   f(0);
   barrier();
 }
@@ -72,8 +78,7 @@ void Team::barrier() {
   const std::uint32_t now = generation_.load(std::memory_order_relaxed);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
     arrived_.store(0, std::memory_order_relaxed);
-    generation_.store(now + 1, std::memory_order_release);
-    generation_.notify_all();
+    advance(generation_);
   } else {
     wait(generation_, now, AT_BARRIER);
   }

@@ -27,6 +27,7 @@ class Team {
  private:
   void serve(int member);
   static void wait(std::atomic<std::uint32_t>& value, std::uint32_t old, std::chrono::microseconds spin);
+  static void advance(std::atomic<std::uint32_t>& value);
   const int size_;
   alignas(64) std::atomic<std::uint32_t> job_{0};
   alignas(64) std::atomic<std::uint32_t> generation_{0};
