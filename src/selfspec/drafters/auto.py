@@ -54,7 +54,6 @@ CANDIDATES = "suffix,early_exit"
 LOOK_AGAIN = 64
 """Rounds after which one without a draft shows again what plain decoding costs."""
 _UNKNOWN_STEP = 0.5  # of a pass: a draft step of a drafter of which nothing is known
-_FIRST_BENEFIT = 0.05  # tokens that asking a look-up is taken to bring a new text
 _FIRST_ROUNDS = 2.0  # that the rate of plain decoding counts for, when a request begins
 _NONE = -1  # no token
 
@@ -160,7 +159,8 @@ class Auto(Drafter):
         estimates = [
             Estimate(choice.record.counts, Counts(rounds), choice.drafter.usual_alpha) for choice in self._choices
         ]
-        self._memories[text] = Memory(rounds, estimates, Tally.of(count), [_FIRST_BENEFIT] * count)
+        benefits = [choice.record.benefit for choice in self._choices]
+        self._memories[text] = Memory(rounds, estimates, Tally.of(count), benefits)
 
     def end(self, text: Text) -> None:
         """Leave the explanation with the text, and drop all else."""
@@ -270,6 +270,7 @@ class Auto(Drafter):
         if choice.drafter.is_free:
             gained = memory.net if is_used else 0.0
             memory.benefit[i] += 0.05 * (gained - memory.benefit[i])
+            choice.record.benefit += 0.02 * (gained - choice.record.benefit)
 
     def timed(self, texts: Sequence[Text], round_: Round) -> None:
         """Count the time: of all, of a pass, of a verification that resumed."""

@@ -130,6 +130,8 @@ class Record:
 
     Times are in passes of one row. ``step`` is what a draft step takes, steps of several rows weighted with v; for
     free drafts what asking takes per text. ``unit`` is what verifying its drafts takes ÷ what the rows should.
+    ``benefit`` is how many tokens asking a free one is taken to bring a new text: at first more than it takes in a
+    batch too, else it would never be found out.
     """
 
     counts: Counts
@@ -142,6 +144,7 @@ class Record:
     misses: int = 0  # how often it was tried since it was last worth drafting with
     due: int = 0  # the round in which it may be tried again
     idle: int = 0  # the round until which it need not be thought of
+    benefit: float = 0.2
 
     @property
     def is_proven(self) -> bool:
