@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 DEMO := "Write a short poem about a river. Start every line with 'The river'." --max-new-tokens 64
 
-.PHONY: demo test check check-transformers check-browser lint fix docs bench native clean
+.PHONY: demo test check check-transformers check-browser lint fix docs site bench native clean
 
 demo: $(VENV)/.demo  ## install, and run the main job on the embedded model: early exit, look-up, and no draft
 	$(BIN)/selfspec generate $(DEMO) --draft early_exit --exit-layer 26 --gamma 2 --show-drafts
@@ -17,7 +17,7 @@ demo: $(VENV)/.demo  ## install, and run the main job on the embedded model: ear
 test: $(VENV)/.dev  ## install, and pass the tests
 	$(BIN)/pytest -n $(WORKERS)
 
-check: lint test  ## everything that CI checks
+check: lint site test  ## everything that CI checks
 
 # a version of transformers, and the tests that compare with it
 VERSION ?= 5.23
@@ -47,9 +47,11 @@ native: $(VENV)/.dev  ## compile the native core into src/selfspec again, after 
 	cmake -S native -B build/native -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 	cmake --build build/native -j
 
-docs: $(VENV)/.dev  ## write docs/cli.md from --help, and docs/families.md from the families
-	$(BIN)/python docs/make_cli.py
-	$(BIN)/python docs/make_families.py
+docs: $(VENV)/.dev  ## write the pages that are made from --help, the drafters and the families
+	for page in docs/make_*.py; do $(BIN)/python $$page || exit 1; done
+
+site: $(VENV)/.dev  ## build the documentation as a site in build/site; a warning is an error
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -c docs/site docs build/site
 
 bench: $(VENV)/.dev  ## the main job against plain decoding and transformers (minutes; run nothing beside it)
 	$(BIN)/python bench/loop_overhead.py
@@ -71,5 +73,5 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt $(wildcard nati
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) -c constraints.txt -e '.[dev]'
+	$(PIP) -c constraints.txt -e '.[dev,docs]'
 	touch $@

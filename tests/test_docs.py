@@ -11,21 +11,29 @@ from pathlib import Path
 
 import pytest
 
+from selfspec.drafters import available, drafter_class
+
 ROOT = Path(__file__).parents[1]
 
 
-def test_cli_page_is_the_help_text():
-    """Guards docs/cli.md: run `make docs` after changing a flag. A process of its own has no test's plug-ins."""
-    code = "import make_cli, sys; sys.exit(make_cli.page() != make_cli.PAGE.read_text(encoding='utf-8'))"
+@pytest.mark.parametrize("maker", sorted(path.stem for path in (ROOT / "docs").glob("make_*.py")))
+def test_made_pages_are_as_made(maker):
+    """Guards what `make docs` writes: run it after changing a flag, a drafter, a family or a picture.
+
+    A process of its own has no test's plug-ins.
+    """
+    code = f"import {maker} as m, sys; sys.exit(m.page() != m.PAGE.read_text(encoding='utf-8'))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "docs", check=False)
     assert done.returncode == 0
 
 
-def test_families_page_is_the_data():
-    """Guards docs/families.md: run `make docs` after changing a family."""
-    code = "import make_families as m, sys; sys.exit(m.page() != m.PAGE.read_text(encoding='utf-8'))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "docs", check=False)
-    assert done.returncode == 0
+def test_every_drafter_says_when_it_pays():
+    """Guards docs/drafters.md: a built-in says it, and where its method is from unless it has none."""
+    for name, entry in available().items():
+        if entry.value.startswith("selfspec."):
+            drafter = drafter_class(name)
+            assert drafter.pays, name
+            assert drafter.paper or name in ("plain", "scripted"), name
 
 
 def test_concepts_are_computed():

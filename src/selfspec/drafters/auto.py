@@ -99,6 +99,8 @@ class Auto(Drafter):
     Options = AutoOptions
     name = "auto"
     summary = "chooses drafter, exit layer and γ anew in every round, none where none pays"
+    paper = "the rule of choice is Dinkelbach's (1967)"
+    pays = "the default: it drafts only while that is expected to pay, so the worst case is what looking costs"
 
     def __init__(self, options: AutoOptions, config: ModelConfig) -> None:
         super().__init__(options, config)

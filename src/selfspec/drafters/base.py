@@ -125,19 +125,21 @@ class Drafter(ABC):
 
     The engine calls ``bind`` before any text. The loop calls ``begin`` once per text after its prefill, then
     ``propose``, ``observe`` and ``timed`` in turn, then ``end``. ``name`` is that of its entry point, ``Options``
-    the frozen dataclass of its options, ``summary`` its line in ``selfspec drafters``; ``samples`` says whether its
-    drafts bring the laws that they were drawn from, which take memory. ``is_free`` says that a draft costs next to
-    nothing beside a pass and is deterministic: it may be asked for one in every round. ``usual_alpha`` is how often
-    a draft token of such a drafter is right: what `auto` goes by until it has seen some. (Most exits of models that
-    were not trained for it seldom are.) ``looks_ahead`` says
-    that it can draft for tokens that are not committed, beside a verification (`ahead`). ``reads_prompt_states``
-    says that it needs the target's states of every row of the prompt: then all of them run, and no cells of another
-    text stand in for some.
+    the frozen dataclass of its options, ``summary`` its line in ``selfspec drafters``, ``paper`` where the method
+    is from and ``pays`` when to take it, for its page; ``samples`` says whether its drafts bring the laws that
+    they were drawn from, which take memory. ``is_free`` says that a draft costs next to nothing beside a pass and
+    is deterministic: it may be asked for one in every round. ``usual_alpha`` is how often a draft token of such a
+    drafter is right: what `auto` goes by until it has seen some. (Most exits of models that were not trained for
+    it seldom are.) ``looks_ahead`` says that it can draft for tokens that are not committed, beside a verification
+    (`ahead`). ``reads_prompt_states`` says that it needs the target's states of every row of the prompt: then all
+    of them run, and no cells of another text stand in for some.
     """
 
     Options: ClassVar[type[DraftOptions]] = DraftOptions
     name: str
     summary: ClassVar[str]
+    paper: ClassVar[str] = ""
+    pays: ClassVar[str] = ""
     samples: bool = False
     is_free: bool = False
     looks_ahead: bool = False

@@ -68,6 +68,8 @@ class Clasp(SelfDraft):
     Options = ClaspOptions
     name = "clasp"
     summary = "skips the layers that matter least to the latest tokens, found by dynamic programming as it writes"
+    paper = "CLaSp (arXiv 2505.24196); with `knapsack` KnapSpec (2602.20217)"
+    pays = "as `layer_skip`, on texts whose kind changes while they are written"
 
     def __init__(self, options: ClaspOptions, config: ModelConfig) -> None:
         super().__init__(options, config)

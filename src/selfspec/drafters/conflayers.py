@@ -180,6 +180,8 @@ class ConfLayers(SearchedDraft):
     Options = ConfLayersOptions
     name = "conflayers"
     summary = "skips the layers whose outputs look least confident, chosen anew as it writes"
+    paper = "ConfLayers (arXiv 2604.14612)"
+    pays = "as `swift`; a choice costs a pass of all layers over `window` rows"
 
     options: ConfLayersOptions
 

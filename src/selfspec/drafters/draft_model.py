@@ -102,6 +102,11 @@ class DraftModel(StepDrafter):
     Options = DraftModelOptions
     name = "draft_model"
     summary = "a second, smaller model with the same tokenizer; extra weights and KV of its own"
+    paper = "speculative decoding: Leviathan et al. (arXiv 2211.17192), Chen et al. (2302.01318)"
+    pays = (
+        "where a much smaller model with the same tokenizer is nearly as right, and there is room for its "
+        "weights and cache"
+    )
     looks_ahead = True
     usual_alpha = 0.6
 

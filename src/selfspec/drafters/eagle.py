@@ -37,6 +37,11 @@ class Eagle(StepDrafter):
     options: HeadOptions
     name = "eagle"
     summary = "a trained layer reads the model's inner states (EAGLE-3); extra weights and KV of one layer"
+    paper = "EAGLE-3 (arXiv 2503.01840)"
+    pays = (
+        "with a head trained on the model's own answers to prompts of your kind, where the head is a small "
+        "part of a pass"
+    )
     usual_alpha = 0.5
 
     def __init__(self, options: HeadOptions, config: ModelConfig) -> None:

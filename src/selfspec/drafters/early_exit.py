@@ -103,6 +103,14 @@ class EarlyExit(FixedSelfDraft):
     Options = EarlyExitOptions
     name = "early_exit"
     summary = "the same model, leaving at layer k, with its own head; no extra weights or KV"
+    paper = (
+        "LayerSkip (arXiv 2404.16710); adaptive: DEL (2504.05598); heads: Kangaroo (2404.18911), AdaDecode "
+        "(2506.03700)"
+    )
+    pays = (
+        "on a model that was trained to leave early, or with a trained head; on an ordinary checkpoint it "
+        "is slower than plain decoding"
+    )
 
     def __init__(self, options: EarlyExitOptions, config: ModelConfig) -> None:
         layer = options.exit_layer

@@ -46,6 +46,11 @@ class LayerSkip(FixedSelfDraft):
     Options = LayerSkipOptions
     name = "layer_skip"
     summary = "the same model without chosen attention and MLP sub-layers; no extra weights or KV"
+    paper = "Draft & Verify (arXiv 2309.08168); sets by KnapSpec (2602.20217)"
+    pays = (
+        "on models with layers to spare (13B and more in the papers), with a set from `selfspec "
+        "search-plan`; not under 1B"
+    )
 
     def __init__(self, options: LayerSkipOptions, config: ModelConfig) -> None:
         layers = config.num_layers

@@ -44,6 +44,8 @@ class Moe(FixedSelfDraft):
     Options = MoeOptions
     name = "moe"
     summary = "the same mixture of experts with fewer experts per token; no extra weights or KV"
+    paper = "SS-MoE (WWW 2026); the gate: Cascade (arXiv 2506.20675)"
+    pays = "in medium batches of a mixture, by little, or where its experts are read from slow memory"
 
     def __init__(self, options: MoeOptions, config: ModelConfig) -> None:
         mixtures = [facts.experts for facts in map(config.layer, range(config.num_layers)) if facts.experts]

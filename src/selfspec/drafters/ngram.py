@@ -112,6 +112,8 @@ class Ngram(LookUp):
     Options = NgramOptions
     name = "ngram"
     summary = "copies what followed the same n-gram earlier in prompt and output, where it pays; runs no layers"
+    paper = "prompt look-up decoding (2023), LLMA (arXiv 2304.04487)"
+    pays = "where `suffix` does; the simpler method, with matches of a few tokens and the latest place only"
 
     def __init__(self, options: NgramOptions, config: ModelConfig) -> None:
         super().__init__(options, config)

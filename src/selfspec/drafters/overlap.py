@@ -151,6 +151,8 @@ class Overlap(Drafter):
     summary = (
         "drafts ahead while the target verifies, on another device or idle cores; wraps draft_model and look-ups"
     )
+    paper = "Saguaro: speculative speculative decoding (arXiv 2603.03251)"
+    pays = "with a second device or idle cores; on one busy device it loses, and pauses"
 
     def __init__(self, options: OverlapOptions, config: ModelConfig) -> None:
         self._settings = options

@@ -34,6 +34,7 @@ class Plain(Drafter):
     Options = PlainOptions
     name = "plain"
     summary = "no draft: plain decoding, the baseline"
+    pays = "where nothing else does; it is the baseline of every figure"
 
     def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:  # noqa: ARG002
         """Empty drafts."""

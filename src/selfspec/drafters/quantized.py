@@ -45,6 +45,8 @@ class Quantized(StepDrafter):
     Options = QuantizedOptions
     name = "quantized"
     summary = "the same model in fewer bits, on the same cache (runtime cpu); extra weights, no extra KV"
+    paper = "QSpec (arXiv 2410.11305)"
+    pays = "where the target has 16 or 8 bits a weight: 4-bit drafts gained on every task that was measured in 16"
     usual_alpha = 0.7
 
     def __init__(self, options: QuantizedOptions, config: ModelConfig) -> None:

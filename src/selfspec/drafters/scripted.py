@@ -29,6 +29,7 @@ class Scripted(Drafter):
     Options = ScriptedOptions
     name = "scripted"
     summary = "test double: drafts what a Python callable returns (Python only)"
+    pays = "never: it is a test double"
     is_free = True
 
     def __init__(self, options: ScriptedOptions, config: ModelConfig) -> None:

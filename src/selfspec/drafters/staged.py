@@ -94,6 +94,8 @@ class Staged(Drafter):
     Options = StagedOptions
     name = STAGED
     summary = "drafters that draft for each other: --draft 'suffix>early_exit' checks a look-up in a shallow pass"
+    paper = "staged speculative decoding (arXiv 2308.04623)"
+    pays = "where a later stage is better than what it checks, such as `suffix>quantized`"
 
     def __init__(self, options: StagedOptions, config: ModelConfig) -> None:
         self._stages = [_stage(entry, options, config) for entry in options.stages]

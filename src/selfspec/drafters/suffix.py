@@ -140,6 +140,8 @@ class Suffix(LookUp):
     Options = SuffixOptions
     name = "suffix"
     summary = "copies what followed the longest match earlier in prompt and output, where it pays; runs no layers"
+    paper = "SAM-Decoding (arXiv 2411.10666), SuffixDecoding (2411.04975)"
+    pays = "where an answer repeats its prompt, itself, a corpus or a prediction: edits, code, retrieval, forms"
 
     def __init__(self, options: SuffixOptions, config: ModelConfig) -> None:
         super().__init__(options, config)

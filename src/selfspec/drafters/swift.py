@@ -117,6 +117,8 @@ class Swift(SearchedDraft):
     Options = SwiftOptions
     name = "swift"
     summary = "skips a set of sub-layers that is searched while it writes, and kept from text to text"
+    paper = "SWIFT (arXiv 2410.06916)"
+    pays = "as `layer_skip`, on a GPU, for many texts of one kind, which share what a search costs"
 
     options: SwiftOptions
 
