@@ -1,4 +1,4 @@
-"""A job over a file of prompts, several at a time: python batch_job.py prompts.jsonl answers.jsonl [MODEL]
+"""A job over a file of prompts, several at a time: `python batch_job.py prompts.jsonl answers.jsonl [MODEL]`.
 
 A line of the input is {"prompt": ...} or {"messages": [...]}, with an "id" and options of its own where wanted. A
 prompt that fails costs its own answer only. `selfspec batch` does the same, and goes on where a killed run ended.

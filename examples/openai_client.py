@@ -27,7 +27,12 @@ def main(url="http://localhost:8000/v1"):
     usage = ask(f"Rename x to side:\n{program}", prediction={"type": "content", "content": program}).usage
     print(f"\n{usage.completion_tokens_details.accepted_prediction_tokens} tokens came from the prediction")
 
-    schema = {"type": "object", "properties": {"river": {"enum": ["Tagus", "Douro"]}}, "required": ["river"]}
+    schema = {
+        "type": "object",
+        "properties": {"river": {"enum": ["Tagus", "Douro"]}},
+        "required": ["river"],
+        "additionalProperties": False,
+    }
     form = {"type": "json_schema", "json_schema": {"name": "river", "schema": schema}}
     answer = ask("Which river is in Lisbon?", response_format=form, extra_body={"speculative": {"draft": "suffix"}})
     print(answer.choices[0].message.content)

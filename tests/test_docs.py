@@ -22,7 +22,10 @@ def test_made_pages_are_as_made(maker):
 
     A process of its own has no test's plug-ins.
     """
-    code = f"import {maker} as m, sys; sys.exit(m.page() != m.PAGE.read_text(encoding='utf-8'))"
+    made = "m.pages() if hasattr(m, 'pages') else {m.PAGE: m.page()}"
+    code = (
+        f"import {maker} as m, sys; sys.exit(any(t != p.read_text(encoding='utf-8') for p, t in ({made}).items()))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "docs", check=False)
     assert done.returncode == 0
 
@@ -72,11 +75,53 @@ def test_examples_of_library_functions_are_computed(name):
 @pytest.mark.parametrize("page", [*sorted(p.name for p in ROOT.glob("*.md")), "docs"])
 def test_links_lead_somewhere(page):
     """Guards links between the pages."""
-    pages = sorted((ROOT / "docs").glob("*.md")) if page == "docs" else [ROOT / page]
+    pages = sorted((ROOT / "docs").rglob("*.md")) if page == "docs" else [ROOT / page]
     for path in pages:
         for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_the_index_has_every_page_once():
+    """Guards docs/index.md, whose lists are the navigation of the site: a page joins with a line there."""
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^- \[[^]]+\]\(([^)#]+)\)", text, re.MULTILINE)
+    there = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")} - {"index.md"}
+    assert sorted(listed) == sorted(there)
+
+
+def test_the_tree_of_the_readme_is_true():
+    """Guards the annotated tree: what it names is there, and it names every part of the package."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = readme.partition("## Where things are")[2].partition("```\n")[2].partition("```")[0]
+    base, named = ROOT, set()
+    for line in tree.splitlines():
+        names = [
+            part
+            for part in line.split("  ")[1 if line.startswith("  ") else 0].split()
+            if "." in part or "/" in part
+        ]
+        base = ROOT / "src" / "selfspec" if line.startswith("  ") else ROOT
+        assert names, line
+        named |= {base / name for name in names}
+    assert [path for path in named if not path.exists()] == []
+    folders = {path for path in (ROOT / "src" / "selfspec").iterdir() if (path / "__init__.py").exists()}
+    assert folders <= named
+
+
+def test_figures_of_the_readme_are_those_of_the_results():
+    """Guards the measured table: each ratio with its interval stands in docs/results.md, and the command does."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    figures = re.findall(r"\d\.\d\d \[\d\.\d\d, \d\.\d\d\]", readme)
+    assert len(figures) > 6
+    assert [figure for figure in figures if figure not in results] == []
+    (command,) = re.findall(r"^selfspec bench .*$", readme, re.MULTILINE)
+    assert f"`{command.replace(chr(39), '')}`" in results
+    row = re.compile(r"^\| [^|]+\| (\d\.\d\d) \[.*\| (\d\.\d\d) \| (\d\.\d\d) \|", re.MULTILINE)
+    section = next(part for part in results.split("\n## ") if command.replace("'", "") in part)
+    for _, tau, alpha in row.findall(readme):
+        assert re.search(rf" {alpha}  {tau}  ", section), (alpha, tau)
 
 
 def test_every_source_file_is_short():

@@ -73,17 +73,18 @@ def test_a_batch_job_answers_every_line(run, tiny, tmp_path):
     run("batch_job.py", tmp_path / "in.jsonl", tmp_path / "out.jsonl", tiny)
     found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {answer["id"]: "text" in answer for answer in found} == {"a": True, "1": True, "2": False}
-    assert all(answer["rounds"] > 0 for answer in found if "text" in answer)
+    assert "token ids" in next(answer["error"] for answer in found if "error" in answer)
 
 
 def test_the_client_is_answered(run, tiny):
     """Guards the server's example: a stream, a prediction and a schema through OpenAI's own client."""
     server = Running(selfspec.load(tiny, threads=1))
     try:
-        *_, counts, answer = run("openai_client.py", server.url).splitlines()
+        said = run("openai_client.py", server.url)
     finally:
         server.stop()
-    assert re.fullmatch(r"\d+ tokens came from the prediction", counts)
+    counts, answer = re.search(r"\n(\d+) tokens came from the prediction\n(.*)", said, re.DOTALL).groups()
+    assert int(counts) >= 0
     assert json.loads(answer)["river"] in ("Tagus", "Douro")
 
 
@@ -128,7 +129,7 @@ def test_the_notebook_runs():
 
 
 def test_the_container_runs_the_commands_of_the_readme():
-    """Guards the recipe where no builder is: what it installs and runs stands in the README, and what it copies is here."""
+    """Guards the recipe where no builder is: its commands stand in the README, what it copies is here."""
     lines = (EXAMPLES / "Containerfile").read_text(encoding="utf-8").splitlines()
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     commands = {line.partition("#")[0].strip() for line in readme.splitlines()}
@@ -142,7 +143,7 @@ def test_the_container_runs_the_commands_of_the_readme():
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda p: p.name)
 def test_programs_on_pages_are_the_examples(page):
-    """Guards pages that show an example: the fence after a link to a file of examples/ with a colon is that file."""
+    """Guards pages that show an example: the fence after a link to it and a colon is the file."""
     shown = re.findall(
         r"\]\([./]*examples/(\w+\.\w+)\):\n+```\w+\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL
     )

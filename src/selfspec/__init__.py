@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         PromptError,
         RuntimeMissingError,
         SelfspecError,
+        TrainingError,
         UnsupportedModelError,
     )
     from selfspec.loading import load
@@ -63,6 +64,7 @@ __all__ = [
     "Simulated",
     "Stats",
     "Stream",
+    "TrainingError",
     "Tuning",
     "UnsupportedModelError",
     "__version__",
