@@ -13,7 +13,7 @@ from selfspec.drafters.base import Drafter
 
 PAGE = Path(__file__).with_name("drafters.md")
 MORE = {
-    "auto": "architecture.md",
+    "auto": "parts.md",
     "clasp": "skipping.md",
     "conflayers": "skipping.md",
     "draft_model": "lossless.md",

@@ -5,15 +5,22 @@ from __future__ import annotations
 import doctest
 import importlib
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from selfspec.cli.main import cli
 from selfspec.drafters import available, drafter_class
 
 ROOT = Path(__file__).parents[1]
+_PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name not in ("cli.md", "log.md")),
+]
 
 
 @pytest.mark.parametrize("maker", sorted(path.stem for path in (ROOT / "docs").glob("make_*.py")))
@@ -107,6 +114,33 @@ def test_the_tree_of_the_readme_is_true():
     assert [path for path in named if not path.exists()] == []
     folders = {path for path in (ROOT / "src" / "selfspec").iterdir() if (path / "__init__.py").exists()}
     assert folders <= named
+
+
+def test_the_tree_of_the_architecture_has_every_part():
+    """Guards docs/architecture.md: each module and package at the top has its place in the tree."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tree = page.partition("## Parts, and who may import whom")[2].partition("```\n")[2].partition("```")[0]
+    there = {
+        path.stem for path in (ROOT / "src" / "selfspec").glob("[a-z]*") if path.name not in ("heads", "py.typed")
+    }
+    assert there - set(re.findall(r"\w+", tree)) == set()
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda path: path.name)
+def test_commands_on_pages_have_these_flags(page):
+    """Guards every `selfspec` line of a block: the verb is there, and has the flags that stand behind it."""
+    for block in re.findall(r"^```(?:sh)?\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        for line in re.findall(r"^selfspec (.*)$", block.replace("\\\n", " "), re.MULTILINE):
+            words = shlex.split(line, comments=True)
+            command = cli
+            with click.Context(cli) as context:
+                while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+                    command = command.get_command(context, words.pop(0))
+                    assert command is not None, line
+            params = command.get_params(click.Context(command))
+            known = {flag for made in params for flag in (*made.opts, *made.secondary_opts)}
+            used = {word.partition("=")[0] for word in words if word.startswith("--")}
+            assert used - known == set(), line
 
 
 def test_figures_of_the_readme_are_those_of_the_results():

@@ -8,6 +8,7 @@ import click
 
 from selfspec.cli.output import emit_json, examples
 
+_SAYS = ("summary", "paper", "pays")
 _EXAMPLES = examples(
     "selfspec drafters",
     "selfspec drafters --json",
@@ -36,7 +37,7 @@ def _entry(name: str, source: str) -> dict[str, Any]:
     from selfspec.drafters import drafter_class
     from selfspec.errors import OptionError
 
-    entry: dict[str, Any] = {"name": name, "source": source, "summary": None, "error": None, "options": []}
+    entry: dict[str, Any] = {"name": name, "source": source, "error": None, "options": []} | dict.fromkeys(_SAYS)
     try:
         drafter = drafter_class(name)
     except OptionError as error:
@@ -50,7 +51,7 @@ def _entry(name: str, source: str) -> dict[str, Any]:
         }
         for field in described(drafter.Options)
     ]
-    return entry | {"summary": getattr(drafter, "summary", ""), "options": options}
+    return entry | {"options": options} | {name: getattr(drafter, name, "") for name in _SAYS}
 
 
 def _block(entry: dict[str, Any]) -> str:
