@@ -66,8 +66,27 @@ def _language(app: Sphinx, pagename: str, _template: str, context: dict, _tree: 
     context["language"] = "es" if pagename.startswith("es/") else app.config.language
 
 
+# what axe-core finds in pages of Sphinx and Furo: what scrolls takes the focus, headings have levels, landmarks names
+MENDS = {
+    '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
+    "<pre>": '<pre tabindex="0">',
+    '<div class="table-wrapper ': '<div tabindex="0" class="table-wrapper ',
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Pages">',
+    '<aside class="toc-drawer': '<aside aria-label="This page" class="toc-drawer',
+}
+
+
+def _mend(app: Sphinx, error: Exception | None) -> None:
+    for path in [] if error else Path(app.outdir).rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        for found, better in MENDS.items():
+            text = text.replace(found, better)
+        path.write_text(text, encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     """What Sphinx calls."""
+    app.connect("build-finished", _mend)
     app.connect("source-read", _read)
     app.connect("doctree-resolved", _draw)
     app.connect("html-page-context", _language)
