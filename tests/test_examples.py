@@ -59,6 +59,15 @@ def test_a_drafter_of_ones_own_drafts(run):
     assert 0 < accepted <= drafted
 
 
+@pytest.mark.embedded
+def test_the_program_of_the_spanish_page_runs(capsys):
+    """Guards the one program that stands on a page alone, because its comments are in Spanish."""
+    page = (ROOT / "docs" / "es" / "primeros-pasos.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(program.replace("max_new_tokens=48", "max_new_tokens=8"), {})
+    assert re.search(r"\n\d+ (None|\d\.\d+)\n", capsys.readouterr().out)
+
+
 def test_it_has_thirty_lines():
     """Guards the title: lines of code of both classes, without docstrings."""
     lines, classes = _code_of(EXAMPLES / "own_drafter.py")
