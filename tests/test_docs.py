@@ -133,11 +133,13 @@ def test_commands_on_pages_have_these_flags(page):
         for line in re.findall(r"^selfspec (.*)$", block.replace("\\\n", " "), re.MULTILINE):
             words = shlex.split(line, comments=True)
             command = cli
-            with click.Context(cli) as context:
+            with click.Context(
+                cli, **cli.context_settings
+            ) as context:  # a command keeps the flags of its first help
                 while isinstance(command, click.Group) and words and not words[0].startswith("-"):
                     command = command.get_command(context, words.pop(0))
                     assert command is not None, line
-            params = command.get_params(click.Context(command))
+            params = command.get_params(click.Context(command, parent=context))
             known = {flag for made in params for flag in (*made.opts, *made.secondary_opts)}
             used = {word.partition("=")[0] for word in words if word.startswith("--")}
             assert used - known == set(), line
