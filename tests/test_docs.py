@@ -133,9 +133,8 @@ def test_commands_on_pages_have_these_flags(page):
         for line in re.findall(r"^selfspec (.*)$", block.replace("\\\n", " "), re.MULTILINE):
             words = shlex.split(line, comments=True)
             command = cli
-            with click.Context(
-                cli, **cli.context_settings
-            ) as context:  # a command keeps the flags of its first help
+            # a command keeps the flags of its first help, so it must be asked as the program asks
+            with click.Context(cli, **cli.context_settings) as context:
                 while isinstance(command, click.Group) and words and not words[0].startswith("-"):
                     command = command.get_command(context, words.pop(0))
                     assert command is not None, line
