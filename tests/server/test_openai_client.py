@@ -77,6 +77,11 @@ def test_an_answer_is_that_of_generate_whole_and_streamed(client, engine, asked)
     assert usage.usage.completion_tokens_details == done.usage.completion_tokens_details
     assert usage.usage.total_tokens == done.usage.total_tokens
     assert not any(chunk.usage for chunk in chunks[:-1])
+    counting = {"include_usage": True, "continuous_usage_stats": True}  # vLLM's, which guidellm asks for
+    counts = [chunk.usage for chunk in chat(client, stream=True, stream_options=counting, **asked)]
+    assert [count.completion_tokens for count in counts] == sorted(count.completion_tokens for count in counts)
+    assert counts[0].completion_tokens == 0
+    assert counts[-2].total_tokens == counts[-1].total_tokens == done.usage.total_tokens
     assert len(list(chat(client, stream=True, **asked))) == len(chunks) - 1
 
 

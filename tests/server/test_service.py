@@ -49,6 +49,11 @@ ON = {"ignore_eos": True, "speculative": {"enabled": False}}
         ({"messages": [{"role": "user", "content": 5}]}, "message 0 has content 5", "messages"),
         ({"messages": [{"role": "user", "content": "a" * 5000}]}, "this model's context is 4096", "messages"),
         ({"stream_options": {"include_usage": True}}, "stream_options needs stream", "stream_options"),
+        (
+            {"stream_options": {"continuous_usage_stats": True}, "stream": True},
+            "continuous_usage_stats needs include_usage",
+            "stream_options",
+        ),
         ({"stream_options": {"x": 1}, "stream": True}, "no field stream_options.x here", "stream_options.x"),
         ({"deadline": 0}, "deadline is 0", "deadline"),
         ({"prediction": {"type": "content"}}, "prediction must be a text", "prediction"),

@@ -113,6 +113,7 @@ async def events(
 ) -> AsyncGenerator[bytes]:
     """The answer as server-sent events. What fails before the first one is raised; later it becomes an event."""
     is_open = False
+    prompts = sum(len(job.generation.prompt) for job in answer.jobs[:: reply.asked.n])
     try:
         async with aclosing(answer.progress(gone)) as steps:
             async for place, progress in steps:
@@ -120,9 +121,9 @@ async def events(
                     is_open = True
                     for index, echo in enumerate(echoed):
                         if opening := reply.opening(index, echo):
-                            yield event(opening)
+                            yield event(opening | reply.so_far(prompts, 0))
                 if piece := reply.piece(place, progress):
-                    yield event(piece)
+                    yield event(piece | reply.so_far(prompts, sum(map(len, answer.chunks))))
         if reply.has_usage:
             yield event(reply.usage_chunk(answer.completions))
     except GoneError:

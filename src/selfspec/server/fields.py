@@ -39,9 +39,10 @@ class _Fields(BaseModel):
 
 
 class StreamOptions(_Fields):
-    """OpenAI's ``stream_options``, and whether chunks say who wrote their tokens (``selfspec``)."""
+    """OpenAI's ``stream_options``, vLLM's usage in every chunk, and who wrote the tokens (``selfspec``)."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_drafts: bool = False
 
 
@@ -87,6 +88,12 @@ class TextFields(_Fields):
         """Raise FieldError for fields that contradict each other."""
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options needs stream: true; leave it out, or stream", "stream_options")
+        options = self.stream_options
+        if options is not None and options.continuous_usage_stats and not options.include_usage:
+            raise FieldError(
+                "stream_options.continuous_usage_stats needs include_usage: true; leave it out, or add that",
+                "stream_options",
+            )
         if isinstance(self.stop, list) and len(self.stop) > MOST_STOPS:
             raise FieldError(f"stop has {len(self.stop)} texts; it may have {MOST_STOPS}", "stop")
 

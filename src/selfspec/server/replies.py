@@ -43,6 +43,14 @@ def written_by(progress: Progress) -> dict[str, Any]:
     return {"selfspec": {"tokens": tokens, "drafted": commit.drafted, "accepted": commit.accepted}}
 
 
+def _counted(prompt_tokens: int, written: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": written,
+        "total_tokens": prompt_tokens + written,
+    }
+
+
 @dataclass
 class Reply:
     """The frame of one answer: id, time and model are the same in all of its chunks."""
@@ -60,6 +68,7 @@ class Reply:
         self.id = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         options = self.asked.stream_options
         self.has_usage = options is not None and options.include_usage
+        self.counts_on = options is not None and options.continuous_usage_stats
         self.has_drafts = options is not None and options.include_drafts
         self._logprobs = LogProbs(self.tokenizer, self.is_chat)
         self._echoes: dict[int, Echo] = {}  # that come with the first tokens
@@ -118,6 +127,12 @@ class Reply:
         """The last chunk: no choices, but what it took."""
         return self._chunk([]) | {"usage": self.usage(ends), **self._metrics(ends)}
 
+    def so_far(self, prompt_tokens: int, written: int) -> dict[str, Any]:
+        """What a chunk adds where each has a usage: tokens of the whole answer until now."""
+        if not self.counts_on:
+            return {}
+        return {"usage": _counted(prompt_tokens, 0 if self.asked.writes_nothing else written)}
+
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         made = self._frame("chat.completion.chunk" if self.is_chat else "text_completion")
         made["choices"] = [{"logprobs": None, "finish_reason": None} | choice for choice in choices]
@@ -149,10 +164,7 @@ class Reply:
         """Tokens of prompts, each counted once, and of all choices; those of predictions as OpenAI counts them."""
         prompts = sum(end.prompt_tokens for end in ends[:: self.asked.n])
         written = 0 if self.asked.writes_nothing else sum(len(end.token_ids) for end in ends)
-        return {
-            "prompt_tokens": prompts,
-            "completion_tokens": written,
-            "total_tokens": prompts + written,
+        return _counted(prompts, written) | {
             "prompt_tokens_details": {"cached_tokens": sum(end.cached_tokens for end in ends[:: self.asked.n])},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": sum(end.stats.accepted_prediction_tokens for end in ends),
