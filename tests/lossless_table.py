@@ -23,10 +23,12 @@ from selfspec.drafters import create, drafter_class
 from selfspec.drafters.adaptive_exit import AdaptiveExit
 from selfspec.drafters.base import Drafter, DraftOptions
 from selfspec.drafters.early_exit import EarlyExitOptions
+from selfspec.drafters.learning_head import LearningHead
 from selfspec.drafters.shadow import Choice, ExitControl
 from selfspec.drafters.suffix import Suffix, SuffixOptions
+from selfspec.learning.learner import Offered
 from selfspec.measure.toy import MarkovRuntime
-from selfspec.model.head_file import write_head
+from selfspec.model.head_file import HeadFile, write_head
 from selfspec.reference import oracle
 from selfspec.runtime.base import Runtime
 from selfspec.sampling import Chance
@@ -190,6 +192,36 @@ class Erratic:
         return self.now
 
 
+class Fickle(LearningHead):
+    """A head that is another one in every round, as if learning kept whatever it tried; beside it, one learns."""
+
+    name = "fickle"
+
+    def __init__(self, config, host, seed=0, **options):
+        given = {"exit_layer": 4, "learn": True, "learn_share": 1.0, "learn_memory": 1} | options
+        options = EarlyExitOptions(**given)
+        super().__init__(options, config, options.exit_layer)
+        self.bind(host)
+        self.seed, self.drafted_with = seed, []
+
+    def refine(self, context, texts, gammas, drafts):
+        self.exchange(sum(len(text.tokens) for text in texts))
+        self.drafted_with.append(self._learner.current)
+        return super().refine(context, texts, gammas, drafts)
+
+    def exchange(self, number):
+        """Offer another head."""
+        worker = self._learner._worker
+        random = np.random.default_rng([self.seed, number])
+        size = self.config.vocab_size
+        tokens = np.flatnonzero(random.random(size) < 0.9) if random.random() < 0.7 else None
+        tokens = None if tokens is not None and not len(tokens) else tokens
+        head = worker.current.head
+        moved = random.normal(0, 0.03, (self.config.hidden_size,) * 2).astype(np.float32)
+        head = HeadFile(head.facts, {**head.weights, "transform.weight": moved}, tokens)
+        worker.current = Offered(head, worker._attach(head))
+
+
 # a name, the drafter, and its options but γ; a drafter that must know plain decoding's texts gets them
 EARLY_EXITS = {f"early_exit {k}": ("early_exit", {"exit_layer": k}) for k in range(1, 5)}
 CHAINS = {
@@ -281,8 +313,13 @@ HEADS = {  # drafters of runtimes that run trained heads: the drafter, the form 
 HEAD_CHAINS = {
     name: ("staged", name.split(">")) for name in ("ngram>head layer", "head attention>early_exit 4", "mixed>eagle")
 }
+LEARNING = {  # a head that is exchanged in every round
+    "learning head": {},
+    "learning head comb": {"siblings": 2, "confidence": 0.02},
+}
+HEAD_CHAINS |= {"ngram>learning head": ("staged", ["ngram", "learning head"])}
 HEAD_CONTROLLERS = {"auto heads": ("ngram:adaptive=off", "early_exit", "eagle", "early_exit:exit_layer=2")}
-WITH_HEADS = [*HEADS, *HEAD_CHAINS, *HEAD_CONTROLLERS]
+WITH_HEADS = [*HEADS, *LEARNING, *HEAD_CHAINS, *HEAD_CONTROLLERS]
 STAGES = [
     *EARLY_EXITS,
     "early_exit stop",
@@ -314,7 +351,7 @@ SAMPLED = {"auto drawing"} | {
     name for name, (kind, _) in (CHAINS | TREES | LIGHTER | PARTS).items() if kind not in DETERMINISTIC
 }
 SAMPLED |= {name for name, (_, found) in STAGED.items() if SAMPLED.intersection(found)}
-SAMPLED |= {*HEADS, *HEAD_CHAINS}
+SAMPLED |= {*HEADS, *LEARNING, *HEAD_CHAINS}
 
 
 def drafter(name, target, texts, gamma, seed=0):
@@ -324,6 +361,8 @@ def drafter(name, target, texts, gamma, seed=0):
         return create(
             _class(kind), target.config, {"head": head(form), "gamma": gamma, **options}, Host(target, {})
         ), None
+    if name in LEARNING:
+        return Fickle(target.config, Host(target, {}), seed, gamma=gamma, **LEARNING[name]), None
     if name in HEAD_CONTROLLERS:
         own = {"eagle": head("eagle"), "early_exit": head("layer")}
         found = [f"{part}:head={own[part]}" if part in own else part for part in HEAD_CONTROLLERS[name]]

@@ -36,6 +36,7 @@ LAYERS = [
     ["processors", "grammar"],
     ["sampling", "verify"],
     ["context", "feeds", "joining", "scoring", "watch"],
+    ["learning"],
     ["drafters"],
     ["decode", "reference"],
     ["request", "wire"],

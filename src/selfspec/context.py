@@ -303,6 +303,7 @@ class Context:
         logits = self.runtime.logits(hidden)
         edges = list(accumulate((len(draft) + 1 for draft in drafts), initial=0))
         scored = [logits[start:stop] for start, stop in pairwise(edges)]
+        self.feeds.spoke([text.slot for text in texts], scored)
         self.watched = {
             text: Watched(watch.of(edge, len(draft) + 1), own)
             for text, draft, edge, own in zip(texts, drafts, edges, scored, strict=False)
@@ -318,7 +319,7 @@ class Context:
             self.runtime.keep(self.cache, _rows([text], [draft]).take([i + 1 for i in branch]))
         first, ran = len(text.tokens) - 1, [text.pending, *(draft.tokens[i] for i in branch)]
         tokens = text.extend(ran[1:], verdict.bonus)
-        self.feeds.deliver(self, text.slot, ran, first, [first, *(first + 1 + i for i in branch)])
+        self.feeds.verified(self, text, ran, [first, *(first + 1 + i for i in branch)])
         text.cached = len(text.tokens) - 1
         commit = Commit(text.index, tokens, draft.widths, verdict.accepted, text.finish_reason)
         if not draft.predicted:

@@ -18,6 +18,7 @@ from selfspec.drafters.base import Drafter, Loaded
 from selfspec.errors import OptionError, PromptError, SelfspecError
 from selfspec.generation import Generation
 from selfspec.grammar import KINDS, Grammars
+from selfspec.learning.learner import Learner
 from selfspec.model.chat import TemplateInputs
 from selfspec.model.messages import Message, check_messages
 from selfspec.request import Completion, Request
@@ -203,6 +204,11 @@ class Engine:
                 self._kept[key] = make()
             found: T = self._kept[key]
             return found
+
+    @property
+    def learners(self) -> list[Learner]:
+        """What learns beside it (`early_exit` with ``learn``): see `selfspec.learning.learner.Learner`."""
+        return [made for made in list(self._kept.values()) if isinstance(made, Learner)]
 
     def grammar(self, request: Request) -> Grammar | None:
         """The grammar that an answer must obey, at its beginning; None where any text will do.

@@ -5,6 +5,9 @@ text, whoever drafts, leaves the states after these layers here, in prefills and
 are committed, theirs join the text's `Feed`. There they wait until the reader's own head has run over them: when it
 drafts next, or when there are more than `MOST_PENDING`, so that a text for which another drafter drafts holds no
 more than these.
+
+Who learns from verifications (`Drafter.studies`) gets the states of committed rows after one layer, and the
+target's logits of these rows, whoever drafted; nothing waits for it.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from selfspec.types import SubLayer, namespace
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from selfspec.context import Context
+    from selfspec.context import Context, Text
     from selfspec.types import Array, LayerPlan, Rows
 
 MOST_PENDING = 512
@@ -30,8 +33,15 @@ class Reader(Protocol):
     def taps(self) -> tuple[int, ...]:
         """The layers after which they are taken; those of a row stand one after the other."""
 
+    @property
+    def studies(self) -> int | None:
+        """The layer after which it wants the states of verified rows."""
+
     def read(self, context: Context, feed: Feed) -> None:
         """Run over what waits in ``feed``, as far as that is possible now."""
+
+    def taught(self, text: Text, states: Array, logits: Array) -> None:
+        """Rows were verified and committed."""
 
 
 class Feed:
@@ -103,12 +113,15 @@ class Feeds:
 
     def __init__(self) -> None:
         self._feeds: dict[int, dict[Reader, Feed]] = {}
+        self._pupils: dict[int, list[Reader]] = {}
+        self._scores: dict[int, Array] = {}
         self._taps: frozenset[SubLayer] = frozenset()
         self._passes: list[_Pass] = []
 
     def open(self, slot: int, readers: Sequence[Reader], filled: int) -> None:
         """These read the rows of a slot's text, of which ``filled`` have run: a new one, or more of a prompt."""
         known = self._feeds.get(slot, {})
+        self._pupils[slot] = [reader for reader in readers if reader.studies is not None]
         self._feeds[slot] = feeds = {}
         for reader in readers:
             if reader.taps:
@@ -119,6 +132,7 @@ class Feeds:
     def close(self, slot: int) -> None:
         """Its text has left."""
         self._feeds.pop(slot, None)
+        self._pupils.pop(slot, None)
         self._listen()
 
     def of(self, slot: int, reader: Reader) -> Feed:
@@ -127,7 +141,9 @@ class Feeds:
 
     def _listen(self) -> None:
         readers = {reader for feeds in self._feeds.values() for reader in feeds}
-        self._taps = frozenset(SubLayer(layer - 1) for reader in readers for layer in reader.taps)
+        layers = {layer for reader in readers for layer in reader.taps}
+        layers |= {reader.studies for pupils in self._pupils.values() for reader in pupils if reader.studies}
+        self._taps = frozenset(SubLayer(layer - 1) for layer in layers)
 
     def within(self, plan: LayerPlan, taps: Sequence[SubLayer]) -> Sequence[SubLayer]:
         """The taps of a pass: those that are asked for, and those that somebody reads."""
@@ -154,6 +170,21 @@ class Feeds:
             if len(feed) > MOST_PENDING:
                 reader.read(context, feed)
 
+    def spoke(self, slots: Sequence[int], scores: Sequence[Array]) -> None:
+        """The target's logits [rows, V] of the rows of drafts; kept for who learns, until the round ends."""
+        self._scores = {slot: own for slot, own in zip(slots, scores, strict=True) if self._pupils.get(slot)}
+
+    def verified(self, context: Context, text: Text, tokens: Sequence[int], cells: Sequence[int]) -> None:
+        """Rows of a text were verified and are committed: ``tokens``, the pending one first, ran in ``cells``."""
+        self.deliver(context, text.slot, tokens, cells[0], cells)
+        scores = self._scores.pop(text.slot, None)
+        for pupil in self._pupils.get(text.slot, ()):
+            layer = pupil.studies
+            states = None if layer is None else self._find(text.slot, cells, SubLayer(layer - 1))
+            if states is not None and scores is not None:
+                states = namespace(states).asarray(states, copy=True)
+                pupil.taught(text, states, scores[[cell - cells[0] for cell in cells]])
+
     def _find(self, slot: int, cells: Sequence[int], tap: SubLayer) -> Array | None:
         """The states [rows, d] that left a layer in these cells, each as the last pass over it had them."""
         where = [(slot, cell) for cell in cells]
@@ -173,3 +204,4 @@ class Feeds:
     def forget(self) -> None:
         """A round begins, or a prompt: what passes have shown concerns nobody any more."""
         self._passes.clear()
+        self._scores.clear()

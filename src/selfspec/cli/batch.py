@@ -64,7 +64,7 @@ def command(
     Results are kept in OUT.partial as they come, and OUT appears when all are there. After a kill or Ctrl-C, run
     the same command again: only what is missing is done. Exit code 1 if some lines failed.
     """
-    options["draft"] = controller(explain, options["draft"])
+    options["draft"] = controller(explain, options)
     if slots < 1:
         raise OptionError(f"--slots is {slots}; it must be at least 1")
     out = Path(target)

@@ -46,7 +46,7 @@ def command(system: str | None, as_json: bool, explain: bool, **options: Any) ->
     Ctrl-C stops the answer that is being written and keeps the conversation. Over a pipe there is no
     prompt, and the first error ends the chat.
     """
-    options["draft"] = controller(explain, options["draft"])
+    options["draft"] = controller(explain, options)
     chat = _Chat(open_engine(options), system, as_json, explain)
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
     if is_terminal:

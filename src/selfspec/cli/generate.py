@@ -59,7 +59,7 @@ def command(
     """
     if as_json and show_drafts:
         raise click.UsageError("--show-drafts marks the text, and --json prints none; give one of them")
-    options["draft"] = controller(explain, options["draft"])
+    options["draft"] = controller(explain, options)
     text = read_prompt(prompt, prompt_file)
     stream = open_engine(unwrapped(options)).stream(text)
     if not as_json:

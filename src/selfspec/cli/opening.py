@@ -7,10 +7,12 @@ import os
 import shlex
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from selfspec.cli.learned import close_learners
 from selfspec.cli.output import note
 from selfspec.errors import ModelNotFoundError
 
@@ -38,6 +40,8 @@ def open_engine(options: Mapping[str, Any]) -> Engine:
     progress = Progress()
     engine = with_offer(model, lambda: load(model, notify=progress, progress=progress.packed, **placed, **asked))
     progress.flush()
+    if engine.learners and (context := click.get_current_context(silent=True)) is not None:
+        context.call_on_close(partial(close_learners, engine, note))
     return engine
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from selfspec.cli.learned import in_full, in_short, learns
 from selfspec.documents import json_line
 from selfspec.errors import OptionError
 from selfspec.measure.quantities import size
@@ -100,13 +101,20 @@ def summary(completion: Completion) -> str:
     if completion.draft_weight_bytes:
         parts.append(f"+ {size(completion.draft_weight_bytes)} weights, {size(completion.draft_kv_bytes)} KV")
     parts.append(f"{completion.precision} on {completion.runs_on}")
+    if learning := (completion.explanation or {}).get("learning"):
+        parts.append(in_short(learning))
     if completion.state_bytes:
         parts.append(f"states {size(completion.state_bytes)} ({size(completion.rollback_bytes)} to roll back)")
     return " · ".join(parts)
 
 
 def explanation(found: Mapping[str, Any]) -> str:
-    """The table from which `auto` decided, and what became of speculation."""
+    """The table from which `auto` decided, and what became of speculation; what was learned."""
+    said = [_decided(found)] if "choices" in found else []
+    return "\n".join([*said, *([in_full(found["learning"])] if "learning" in found else [])])
+
+
+def _decided(found: Mapping[str, Any]) -> str:
     rows = [["drafter", "rounds", "probes", "c", "γ", "expected tok/s", "measured", "α by position", "accepted"]]
     for choice in found["choices"]:
         alphas = " ".join(f"{alpha:.2f}" for alpha in choice.get("alphas", [])[:4])
@@ -129,27 +137,37 @@ def explanation(found: Mapping[str, Any]) -> str:
 
 def explaining(function: Function) -> Function:
     """The flag that shows what the controller decided; `controller` checks it."""
-    text = "Show what the controller (auto) decided, and from which numbers."
+    text = "Show what the controller (auto) decided, and from which numbers; or what was learned (--learn)."
     return click.option("--explain", is_flag=True, help=text)(function)
 
 
-def controller(explain: bool, draft: str | None) -> str | None:
+def controller(explain: bool, options: Mapping[str, Any]) -> str | None:
     """The drafter, with --explain the controller where none is named, even if another one was tuned.
 
-    Raises UsageError for --explain with another drafter, which decides nothing.
+    Raises UsageError for --explain with another drafter, which decides nothing, unless it learns.
     """
     from selfspec.engine import DEFAULT_DRAFT
 
-    if not explain:
+    draft: str | None = options["draft"]
+    if not explain or learns(options):
         return draft
     if (draft or DEFAULT_DRAFT).partition(":")[0] != "auto":
-        raise click.UsageError("--explain shows what auto decided, and another drafter drafts; add --draft auto")
+        raise click.UsageError(
+            "--explain shows what auto decided, or what was learned, and another drafter drafts; add --draft auto, "
+            "or --learn"
+        )
     return draft or DEFAULT_DRAFT
 
 
 def combined(explanations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What `auto` decided in several texts: the counts of each candidate, without what it expected of them."""
+    """What `auto` decided in several texts: the counts of each candidate, without what it expected of them.
+
+    What was learned is what the last of them knew.
+    """
     choices: dict[str, dict[str, Any]] = {}
+    learned = {name: value for found in explanations for name, value in found.items() if name == "learning"}
+    if not (explanations := [found for found in explanations if "choices" in found]):
+        return learned
     for choice in (choice for found in explanations for choice in found["choices"]):
         empty = {"drafter": choice["drafter"], "rounds": 0, "probes": 0, "measured_tokens_per_second": None}
         lists: dict[str, Any] = {"drafted_per_position": [], "accepted_per_position": []}
@@ -160,7 +178,7 @@ def combined(explanations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             line[name] = [a + b for a, b in zip_longest(line[name], choice[name], fillvalue=0)]
     rounds, plain = (sum(line["rounds"] for line in lines) for lines in (choices.values(), [choices["plain"]]))
     verdict = f"{rounds - plain} of {rounds} rounds of {len(explanations)} texts drafted"
-    return {"rounds": rounds, "choices": list(choices.values()), "verdict": verdict}
+    return {"rounds": rounds, "choices": list(choices.values()), "verdict": verdict} | learned
 
 
 class Painter:

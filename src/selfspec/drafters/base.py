@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
     from selfspec.rounds import Commit, Round
     from selfspec.runtime.base import Runtime
-    from selfspec.types import Draft, LayerPlan
+    from selfspec.types import Array, Draft, LayerPlan
 
 T = TypeVar("T")
 
@@ -199,6 +199,11 @@ class Drafter(ABC):
         return ()
 
     @property
+    def studies(self) -> int | None:
+        """The layer after which it wants states of verified rows, and what the target says of them: `taught`."""
+        return None
+
+    @property
     def parts(self) -> tuple[Drafter, ...]:
         """The drafters that it consists of: itself, unless it asks others."""
         return (self,)
@@ -227,6 +232,12 @@ class Drafter(ABC):
 
     def read(self, context: Context, feed: Feed) -> None:  # noqa: B027 (who taps no layers has nothing to read)
         """More rows of a text wait for it than are kept for long: read them."""
+
+    def taught(self, text: Text, states: Array, logits: Array) -> None:  # noqa: B027
+        """Of rows that were verified and committed: states [R, d] after `studies`, the target's logits [R, V].
+
+        Both are this drafter's to keep.
+        """
 
     def begin(self, text: Text) -> None:  # noqa: B027 (many have nothing to do)
         """A text enters. All state is per text: one drafter may serve many streams at once."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from selfspec.drafters.adaptive_exit import AdaptiveExit
 from selfspec.drafters.base import Drafter, DraftOptions, option
 from selfspec.drafters.exit_head import ExitHead
+from selfspec.drafters.learning_head import LearningHead, LearnOptions
 from selfspec.drafters.self_draft import FixedSelfDraft
-from selfspec.drafters.trained import HeadOptions
 from selfspec.errors import OptionError
 from selfspec.types import LayerPlan
 
@@ -22,13 +22,13 @@ ADAPTIVE = "adaptive"
 
 
 @dataclass(frozen=True)
-class EarlyExitOptions(HeadOptions):
+class EarlyExitOptions(LearnOptions):
     """Options of `EarlyExit`."""
 
     exit_layer: str | int | None = option(
         None,
         "Layer k at which the draft leaves: it runs layers [0, k), 1 <= k < layers; or adaptive: exit and length "
-        "are chosen in every round (DEL). Default: 7/8 of the layers.",
+        "are chosen in every round (DEL). Default: 7/8 of the layers; with learn, a quarter.",
     )
     exits: str = option(
         "", "adaptive: layers to choose among, with commas. Default: an eighth, a quarter, half and three quarters."
@@ -41,10 +41,10 @@ class EarlyExitOptions(HeadOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "exit_layer", _layer(self.exit_layer))
-        if self.head is None and (self.head_bits or self.any_target):
-            name = "head_bits" if self.head_bits else "any_target"
+        if self.head is None and (self.any_target or (self.head_bits and not self.learn)):
+            name = "any_target" if self.any_target else "head_bits"
             raise OptionError(f"{name} is {getattr(self, name)}, which only a trained head reads; give head, too")
-        if self.head is not None and self.is_adaptive:
+        if (self.head is not None or self.learn) and self.is_adaptive:
             raise OptionError(
                 f"exit_layer is {ADAPTIVE}, but a trained head has its own layer; leave exit_layer out"
             )
@@ -122,8 +122,12 @@ class EarlyExit(FixedSelfDraft):
 
     @classmethod
     def for_options(cls, options: DraftOptions, config: ModelConfig) -> Drafter:
-        """One with a fixed exit, an `ExitHead`, or an `AdaptiveExit`."""
+        """One with a fixed exit, an `ExitHead`, a `LearningHead`, or an `AdaptiveExit`."""
         assert isinstance(options, EarlyExitOptions)
+        if options.learn:
+            _require_layers(config)
+            assert options.exit_layer is None or isinstance(options.exit_layer, int)
+            return LearningHead(options, config, options.exit_layer)
         if options.head is not None:
             assert options.exit_layer is None or isinstance(options.exit_layer, int)
             return ExitHead(options, config, options.exit_layer)
@@ -137,7 +141,7 @@ class EarlyExit(FixedSelfDraft):
         """An exit after an eighth, a quarter and half of the layers; later ones cannot pay, however right."""
         if options.get("exit_layer") == ADAPTIVE:
             raise OptionError(f"auto chooses among exits itself; give it early_exit without exit_layer={ADAPTIVE}")
-        if options.get("exit_layer") is not None or options.get("head") is not None:
+        if options.get("exit_layer") is not None or options.get("head") or options.get("learn"):
             return [options]
         layers = sorted({max(1, config.num_layers // part) for part in (8, 4, 2)} - {config.num_layers})
         return [{**options, "exit_layer": layer} for layer in layers]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from selfspec.drafters.steps import Growing
     from selfspec.feeds import Feed
     from selfspec.model.config import ModelConfig
+    from selfspec.model.head_file import HeadFile
     from selfspec.runtime.attached import Likeliest
     from selfspec.types import Array
 
@@ -37,9 +38,12 @@ class ExitHead(FixedSelfDraft):
     name = "early_exit"
     usual_alpha = 0.4
 
-    def __init__(self, options: HeadOptions, config: ModelConfig, layer: int | None = None) -> None:
-        assert options.head is not None
-        head = opened(options.head, "exit_head")
+    def __init__(
+        self, options: HeadOptions, config: ModelConfig, layer: int | None = None, head: HeadFile | None = None
+    ) -> None:
+        if head is None:
+            assert options.head is not None
+            head = opened(options.head, "exit_head")
         require_fits(head, config)
         (k,) = head.facts.taps
         if layer not in (None, k):

@@ -88,7 +88,7 @@ def _read(file: Path, _status: tuple[int, int] | None) -> HeadFile:
 def shipped(host: Host, kind: str) -> Path | None:
     """The head of a kind that comes with the package for this checkpoint, if there is one."""
     for path, facts in _all_shipped(SHIPPED):
-        if facts.kind == kind and facts.target and facts.target in _names_of(host):
+        if facts.kind == kind and facts.target and facts.target in names_of(host):
             return path
     return None
 
@@ -98,7 +98,7 @@ def _all_shipped(folder: Path) -> tuple[tuple[Path, HeadFacts], ...]:
     return tuple((path, read_facts(path)) for path in sorted(folder.glob("*.safetensors")))
 
 
-def _names_of(host: Host) -> tuple[str, str]:
+def names_of(host: Host) -> tuple[str, str]:
     """What a checkpoint is called in the facts of heads."""
     return host.kept(("identity",), lambda: (identity_of(host.runtime), host.fingerprint))
 
@@ -113,26 +113,33 @@ def _drafts_likeliest(text: Text) -> bool:
 class Attachment:
     """A head beside the target of an engine, with a cache for each context."""
 
-    def __init__(self, config: ModelConfig, options: HeadOptions, head: HeadFile) -> None:
+    def __init__(
+        self, config: ModelConfig, options: HeadOptions, head: HeadFile, attached: Attached | None = None
+    ) -> None:
         self.head = head
         self._config, self._options = config, options
         own, last = parameters(head, config)
         self.row_layers = own / config.active_layer_parameters  # of a row, in row-layers of the target
         self.share = (own + last) / config.pass_parameters  # of the weights of a pass
-        self._attached: Attached | None = None
+        self._attached = attached
         self._caches = OwnCaches()
         self._waiting = 0  # bytes of states that waited of one text, at most
 
-    def bind(self, host: Host) -> None:
-        """Attach the head; raises OptionError where it does not belong to this model."""
+    def check(self, host: Host) -> None:
+        """Raise OptionError where the head does not belong to this model."""
         facts, options = self.head.facts, self._options
-        names = _names_of(host)
+        names = names_of(host)
         if facts.target and any(names) and facts.target not in names and not options.any_target:
             name = facts.target_name or facts.target[:12]
             raise OptionError(
                 f"the head was trained for another checkpoint, {name}: give one for this model, or set any_target "
                 "to try it in spite of that"
             )
+
+    def bind(self, host: Host) -> None:
+        """Attach the head; raises as `check`."""
+        self.check(host)
+        options = self._options
         key = ("head", id(self.head), options.head_bits)
         _, self._attached = host.kept(
             key, lambda: (self.head, host.runtime.attach(self.head, options.head_bits))

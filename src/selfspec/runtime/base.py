@@ -108,6 +108,12 @@ class Runtime(ABC):
         """
         raise OptionError(f"the runtime {self.name} does not give its weights; use cpu or torch")
 
+    def head_rows(self, tokens: Integers) -> NDArray[np.float32]:
+        """The rows [n, d] of the LM head of ``tokens`` [n], as `weight` has them; raises as that."""
+        head = self.weight("head")
+        assert head is not None
+        return head[tokens]
+
     def vectors(self) -> Iterator[tuple[str, Array]]:
         """The weights that are vectors, by name: they are never rounded, so they tell checkpoints apart."""
         yield from ()

@@ -190,6 +190,10 @@ class CpuRuntime(Runtime):
         found = None if part is None else self._weights[part.key]
         return found.unpack() if isinstance(found, Packed) else found
 
+    def head_rows(self, tokens: Integers) -> Floats:
+        """See `Runtime.head_rows`; the others stay packed."""
+        return self._head.unpack(_integers(tokens))
+
     def vectors(self) -> Iterator[tuple[str, Floats]]:
         """See `Runtime.vectors`."""
         for parts in parts_of(self.config)[1:]:

@@ -167,6 +167,11 @@ class TorchRuntime(Runtime):
         whole = self.weights[part.name].detach().float().cpu().numpy()
         return np.ascontiguousarray(part.cut(whole, len(whole)))
 
+    def head_rows(self, tokens: Integers) -> NDArray[np.float32]:
+        """See `Runtime.head_rows`."""
+        found = self._head.detach()[torch.from_numpy(tokens).to(self._head.device)]
+        return np.ascontiguousarray(found.float().cpu().numpy())
+
     def vectors(self) -> Iterator[tuple[str, Array]]:
         """See `Runtime.vectors`."""
         for layer in range(self.config.num_layers):

@@ -60,6 +60,7 @@ class Service:
         cache = CacheLimits(options.kv_budget, options.prefix_cache)
         self.scheduler = Scheduler(engine.runtime, options.slots, options.queue, self.metrics, cache=cache)
         self.metrics.watch(self.scheduler)
+        self.metrics.learns(lambda: engine.learners)
         self._created = int(time.time())
 
     @property

@@ -5,16 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from selfspec.request import Completion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from selfspec.flight import Progress
+    from selfspec.learning.learner import Learner
     from selfspec.server.scheduler import Scheduler
 
+_LEARNED = {
+    "rows": "Rows of verifications that were looked at.",
+    "dropped": "Rows for which there was no time.",
+    "steps": "Steps of the optimiser.",
+    "kept": "Heads that drafted better in held-out rows, and draft since.",
+    "thrown_away": "Heads that did not.",
+    "cpu_seconds": "CPU seconds of the thread that learns.",
+}
+_NOW = {
+    "first_alpha": "Acceptance in held-out rows of the head at the beginning.",
+    "alpha": "Acceptance in held-out rows of the head that drafts.",
+    "memory_bytes": "Bytes that learning takes.",
+    "failed": "1 where learning has ended with an error.",
+}
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
@@ -71,6 +87,10 @@ class Metrics:
             gauge = Gauge(name, text, ("model_name",), registry=self._registry)
             gauge.labels(self._model).set_function(read)
 
+    def learns(self, learners: Callable[[], Iterable[Learner]]) -> None:
+        """Show what those who learn have made of it; nothing where nobody does."""
+        self._registry.register(_Learned(self._model, learners))
+
     def began(self, waited: float) -> None:
         """A text got a slot."""
         self._waited.labels(self._model).observe(waited)
@@ -100,6 +120,27 @@ class Metrics:
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
         return generate_latest(_WithoutCreated(self._registry))
+
+
+class _Learned(Collector):
+    """What learners say of themselves when they are asked, all of them together; α is that of the last one."""
+
+    def __init__(self, model: str, learners: Callable[[], Iterable[Learner]]) -> None:
+        self._model, self._learners = model, learners
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics."""
+        found = [learner.facts() for learner in self._learners()]
+        for name, text in _LEARNED.items() if found else ():
+            metric = CounterMetricFamily(f"selfspec:learning_{name}", text, labels=("model_name",))
+            metric.add_metric((self._model,), float(sum(facts[name] for facts in found)))
+            yield metric
+        for name, text in _NOW.items() if found else ():
+            gauge = GaugeMetricFamily(f"selfspec:learning_{name}", text, labels=("model_name",))
+            value = found[-1][name] if name in found[-1] else any(facts["failure"] for facts in found)
+            if value is not None:
+                gauge.add_metric((self._model,), float(value))
+                yield gauge
 
 
 class _WithoutCreated(CollectorRegistry):
