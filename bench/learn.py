@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import selfspec
+from selfspec.flight import Flight
 from selfspec.machine import machine
 from selfspec.measure.pairs import paired_ratio
 from selfspec.model.embedded import EMBEDDED
@@ -157,9 +158,16 @@ def engine_of(arguments: argparse.Namespace, name: str) -> Engine:
 def answered(arguments: argparse.Namespace, name: str) -> tuple[Sums, dict[str, Any]]:
     """The whole stream by one of them; its sums, and what was learned."""
     engine, sums = engine_of(arguments, name), Sums()
+    flight = Flight(engine.runtime, 1, 512, keeps_prefixes=True)  # as a server: what prompts share runs once
     for number, prompt in enumerate(prompts(arguments.prompts, arguments.seed), start=1):
         sampling = {"temperature": arguments.temperature, "coupled": arguments.temperature > 0, "seed": number}
-        sums.add(engine.generate(prompt, chat=False, stop=["\n"], max_new_tokens=48, **sampling))
+        flight.board(0, engine.prepare(prompt, chat=False, stop=["\n"], max_new_tokens=48, **sampling))
+        (progress,) = flight.fill()
+        while progress.end is None:
+            (progress,) = flight.turn()
+        if isinstance(progress.end, Exception):
+            raise progress.end
+        sums.add(progress.end)
         if number % 25 == 0 and not arguments.quiet:
             figures = sums.over(slice(-25, None))
             kept = "".join(f", {learner.facts()['kept']} heads kept" for learner in engine.learners)
