@@ -95,6 +95,7 @@ class LearningHead(ExitHead):
         start = HeadFile(*_untrained(config, layer)) if options.head is None else _linear(options.head)
         super().__init__(options, config, layer, start)
         self._start = start
+        (self._layer,) = start.facts.taps
         self._learner: Learner | None = None
         self._offered: Offered | None = None
 
@@ -112,12 +113,12 @@ class LearningHead(ExitHead):
     @property
     def studies(self) -> int | None:
         """The exit layer, as long as anybody learns."""
-        return self.plan_layers if self._learner is not None and self._learner.is_on else None
+        return self._layer if self._learner is not None and self._learner.is_on else None
 
     def bind(self, host: Host) -> None:
         """Learn with all drafters of this engine that have the same options."""
         options = self._settings
-        key = ("learner", self.plan_layers, options.head, options.head_bits, options.learning)
+        key = ("learner", self._layer, options.head, options.head_bits, options.learning)
         self._learner = host.kept(key, lambda: self._learning(host))
         self._follow()
 
