@@ -203,6 +203,10 @@ def test_the_drafters_grammar_goes_back_and_the_targets_does_not(engine):
         ({"json_schema": {"not": {"type": "object"}}}, "json_schema.*not"),
         ({"json_schema": {"not": {}, "x-guidance": {"lenient": True}}}, "json_schema.*not"),
         ({"json_schema": 3}, "json_schema is 3"),
+        ({"json_schema": {"$ref": "#"}}, "json_schema cannot be followed: no text is"),
+        ({"json_schema": False}, "json_schema cannot be followed: false allows nothing"),
+        ({"grammar": "start: start"}, "grammar cannot be followed: no text is"),
+        ({"regex": "(a{1000}){1000}"}, "regex cannot be followed: .*too many expressions constructed; correct it"),
         ({"regex": "("}, "regex"),
         ({"regex": "(?=a)b"}, "regex.*look"),
         ({"regex": ""}, "regex is ''"),
@@ -220,6 +224,11 @@ def test_a_wrong_grammar_is_an_error_before_anything_runs(engine, options, named
     """Guards that nothing is ignored, keywords of a schema included, whatever the schema itself asks for."""
     with pytest.raises(OptionError, match=named):
         engine.stream("x", **options)
+
+
+def test_true_is_any_json(engine):
+    """Guards the shortest schema of all."""
+    assert json.loads(engine.generate("x", json_schema=True, logit_bias={257: 50}).text) is not None
 
 
 def test_what_contradicts_a_grammar_ends_the_text(engine):

@@ -126,16 +126,34 @@ class Grammars:
             wrong = str(error)
         if not wrong:
             matcher = make(self._tokens, spelled, log_level=0, limits=self._limits)
-            wrong = matcher.get_error()
+            wrong = matcher.get_error() or _error_of_first_masks(matcher)
         if wrong:
-            raise OptionError(f"{kind} cannot be followed: {one_line(wrong, 200)}; correct it")
+            raise OptionError(f"{kind} cannot be followed: {_said(wrong)}; correct it")
         return matcher
 
 
+def _said(wrong: str) -> str:
+    """What the library found, on one line and without its own names."""
+    if "NoExtensionBias" in wrong:
+        return "no text is what it asks for"
+    return one_line(wrong.replace("<non-verbose/>", ""), 200)
+
+
+def _error_of_first_masks(matcher: Any) -> str:
+    """Why no text can begin; "" if one can. The second copy finds what the first one has used up."""
+    for begun in (matcher.deep_copy(), matcher.deep_copy()):
+        can_begin = any(begun.compute_bitmask())
+        if wrong := begun.get_error() or ("" if can_begin else "no text begins as it asks"):
+            return str(wrong)
+    return ""
+
+
 def _checked(schema: str) -> str:
-    """A schema as it is. Raises ValueError where it is no JSON."""
-    json.loads(schema)
-    return schema
+    """A schema as it is, true as the object that allows the same. Raises ValueError where it is no such JSON."""
+    found = json.loads(schema)
+    if found is False:
+        raise ValueError("false allows nothing")
+    return "{}" if found is True else schema
 
 
 class _Vocabulary:

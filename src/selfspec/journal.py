@@ -48,6 +48,7 @@ def opened(
         lock.acquire()
     except Timeout:
         raise OptionError(f"another run is writing {str(out)!r}; wait for it, or give another OUT") from None
+    journal = None
     try:
         if overwrite:
             place.unlink(missing_ok=True)
@@ -59,9 +60,9 @@ def opened(
             if not end:
                 journal.append({"batch": dict(identity)})
             yield journal
-        if journal.is_finished:
-            place.unlink()
     finally:
+        if journal is not None and journal.is_finished:
+            place.unlink(missing_ok=True)
         lock.release()
         with suppress(OSError):
             os.unlink(f"{place}.lock")

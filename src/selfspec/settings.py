@@ -25,6 +25,7 @@ Array: TypeAlias = Any
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 Processor: TypeAlias = "Callable[[Sequence[int], Array], Array]"
+_MOST_BIAS = 1e30  # a logit and this are a number in float32
 
 _PLAIN_TYPES: dict[str, tuple[type, Callable[[Any], Any], str]] = {
     "int": (numbers.Integral, int, "an integer"),
@@ -44,6 +45,10 @@ def temperatures_of(text: str, name: str = "temperature") -> tuple[float, ...]:
     return values
 
 
+MOST = 2**63 - 1
+"""The largest integer of an option: what is beyond it is a slip."""
+
+
 def require_types(options: Any) -> None:
     """Raise OptionError where a field annotated int, float or bool (or None) holds something else.
 
@@ -58,6 +63,8 @@ def require_types(options: Any) -> None:
         kind, own, wanted = _PLAIN_TYPES[plain]
         if not isinstance(value, kind) or (isinstance(value, bool) and plain != "bool"):
             raise OptionError(f"{f.name} is {value!r}; it must be {wanted}")
+        if kind is numbers.Integral and abs(int(getattr(options, f.name))) > MOST:
+            raise OptionError(f"{f.name} is a number beyond 2^63; give a smaller one")
         if type(value) not in (int, float, bool):
             object.__setattr__(options, f.name, own(value))
 
@@ -134,7 +141,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "top_p": (lambda v: 0.0 < v <= 1.0, "above 0 and at most 1 (1 is off)"),
     "min_p": (lambda v: 0.0 <= v <= 1.0, "0 (off) to 1"),
     "typical_p": (lambda v: 0.0 < v <= 1.0, "above 0 and at most 1 (1 is off)"),
-    "repetition_penalty": (lambda v: 0.0 < v < math.inf, "a positive number (1 is off)"),
+    "repetition_penalty": (lambda v: 1e-6 <= v <= 1e6, "a positive number, 1e-6 to 1e6 (1 is off)"),
     "presence_penalty": (lambda v: -2.0 <= v <= 2.0, "-2 to 2 (0 is off)"),
     "frequency_penalty": (lambda v: -2.0 <= v <= 2.0, "-2 to 2 (0 is off)"),
     "no_repeat_ngram_size": (lambda v: v >= 0, "0 (off) or a positive number of tokens"),
@@ -316,8 +323,11 @@ def _word(word: Any) -> tuple[int, ...]:
 
 
 def _bias(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not value < math.inf:
-        raise OptionError(f"{name} has the bias {value!r}; it must be a number, such as -100 or 2.5")
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not (abs(value) <= _MOST_BIAS or value == -math.inf):
+        raise OptionError(
+            f"{name} has the bias {value!r}; it must be a number of at most 1e30, such as -100 or 2.5 (-inf bans)"
+        )
     return float(value)
 
 

@@ -25,8 +25,14 @@ def json_object(raw: bytes, what: str, needs: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise PromptError(f"{what} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise PromptError(f"{what} is a JSON {type(found).__name__}; it must be an object with {needs}")
+        raise PromptError(f"{what} is {kind_of(found)}; it must be an object with {needs}")
     return found
+
+
+def kind_of(value: Any) -> str:
+    """What a JSON value is, in JSON's words."""
+    kinds = {str: "a text", bool: "true or false", list: "a list", dict: "an object", type(None): "null"}
+    return kinds.get(type(value), "a number")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -125,8 +131,14 @@ def _schema(wanted: Any) -> Any:
         raise OptionError("response_format.json_schema must be an object with a name and a schema")
     if unknown := set(named) - {"name", "description", "schema", "strict"}:
         raise OptionError(f"response_format.json_schema has no {min(unknown)}; leave it out")
-    if not isinstance(named.get("strict"), bool | None) or not isinstance(named["schema"], Mapping):
-        raise OptionError("response_format.json_schema: strict must be true or false, and schema an object")
+    if not isinstance(named.get("strict"), bool | None):
+        raise OptionError(
+            f"response_format.json_schema.strict is {kind_of(named['strict'])}; it must be true or false"
+        )
+    if not isinstance(named["schema"], Mapping):
+        raise OptionError(
+            f"response_format.json_schema.schema is {kind_of(named['schema'])}; it must be an object ({{}} is any)"
+        )
     return named["schema"]
 
 

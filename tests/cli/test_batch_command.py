@@ -147,7 +147,7 @@ def test_lines_of_openai_batch_files(batch):
     ("line", "words"),
     [
         ("{broken", "line 2 is not JSON"),
-        ("[1]", "line 2 is a JSON list; it must be an object"),
+        ("[1]", "line 2 is a list; it must be an object"),
         ('{"prompt": "\udcff"}', "line 2 is not JSON: 'utf-8' codec"),
         ("[" * 100_000, "line 2 is not JSON"),
         ('{"prompt": "a", "prompt": "b"}', "has a name twice"),

@@ -53,7 +53,7 @@ def test_a_run_ends_goes_on_and_is_read(call, flags, tmp_path, monkeypatch):
     assert read_data(tmp_path / "d").answer_tokens >= 40
     result = call("train", "data", *flags, "--temperatures", "0,1", "--seed", "1", "--system", "s")
     assert result.exit_code == 2
-    assert "holds data of another seed and wrapping" in result.stderr
+    assert "holds data of another seed and another wrapping" in result.stderr
 
 
 def test_own_text_is_taken(call, tiny, tmp_path):
@@ -67,6 +67,24 @@ def test_own_text_is_taken(call, tiny, tmp_path):
         assert (sums["texts"], sums["resumed"], sums["left_out"]) == (2, resumed, 1)
         assert "1 entries are left out; number 2: the text has no second token" in result.stderr
     assert [(t.source, len(t.answer)) for t in read_data(tmp_path / "d")] == [(0, 2), (2, 10)]
+
+
+@pytest.mark.parametrize("bad", ['{"text": ""}\n{"texts": "a"}\n', '{"text": "abc"\n'])
+def test_a_wrong_file_does_not_stand_in_the_way_of_the_right_one(call, refused, tiny, tmp_path, bad):
+    """A file without a usable text left a folder that refused every other file afterwards."""
+    (tmp_path / "bad").write_text(bad)
+    (tmp_path / "good").write_text("plain words")
+    flags = ["--out", tmp_path / "d", "--model", tiny, "--threads", "1"]
+    assert (
+        "bad" in (line := refused("train", "data", "--text", tmp_path / "bad", *flags)) or "none of the 2" in line
+    )
+    assert not (tmp_path / "d").exists()
+    assert call("train", "data", "--text", tmp_path / "good", *flags).exit_code == 0
+    line = refused("train", "data", "--text", tmp_path / "bad", *flags)
+    assert "holds data of other texts" in line
+    assert "is a file; name a new folder" in refused(
+        "train", "data", "--text", tmp_path / "good", "--model", tiny, "--out", __file__
+    )
 
 
 @pytest.mark.parametrize(

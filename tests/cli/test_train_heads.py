@@ -76,6 +76,8 @@ def test_a_head_is_trained_and_drafts(call, flags, tiny, tmp_path):
         ("eagle", ["--rolling", "0"], "rolling is 0.0; it must be above 0"),
         ("eagle", ["--vocabulary", "2"], "too small"),
         ("eagle", ["--held-out", "0.999999"], "no answer to train on"),
+        ("eagle", ["--minutes", "1"], "epochs and minutes are both given"),
+        ("eagle", ["--out", __file__], "is a file; name a new folder"),
         ("eagle", ["--init", "nowhere"], "there is no trained head 'nowhere'"),
     ],
 )

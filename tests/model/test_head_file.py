@@ -95,9 +95,11 @@ def test_damage_is_one_clear_line(tmp_path):
         with pytest.raises(CorruptModelError) as caught:
             read_head(bad)
         assert "\n" not in str(caught.value)
+        assert "download" not in str(caught.value)  # a checkpoint's remedy
 
     for values in ("{", "[]", {**about, "format": 2}, {**about, "taps": []}, {**about, "num_heads": "4"},
-                   {**about, "eps": 0}, {**about, "hidden_size": 33}, {**about, "kind": "eagle"}):  # fmt: skip
+                   {**about, "eps": 0}, {**about, "mood": 1},
+                   {**about, "hidden_size": 33}, {**about, "kind": "eagle"}):  # fmt: skip
         write(values)
         refused()
     name = "layer.mlp.up_proj.weight"

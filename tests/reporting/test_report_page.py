@@ -353,7 +353,7 @@ def test_what_bench_printed_is_a_result_too(results, documents, tmp_path):
     ("made", "says"),
     [
         ("", "no JSON document"),
-        ("[1, 2]", "no JSON document"),
+        ("[1, 2]", "is JSON, but no object"),
         ('{"a": NaN}', "no JSON document"),
         ('{"a": 1', "no JSON document"),
         ("[" * 100_000, "no JSON document"),

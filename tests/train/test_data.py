@@ -223,7 +223,7 @@ DAMAGE = {
 @pytest.mark.parametrize("kind", [*DAMAGE, "cut", "json", "format", "missing", "empty", "other"])
 def test_damaged_folders_are_refused_in_one_line(kind, tmp_path):
     """Guards training against what is no data: the file is named."""
-    path = written(tmp_path / "d", [] if kind == "empty" else [text([1, 2, 3, 4])])
+    path = written(tmp_path / "d", [text([1, 2, 3, 4])])
     shard, described, more = path / "answers-00000.safetensors", path / "data.json", []
     words = {"json": "data.json", "format": "format 2", "missing": "holds no data", "empty": "no texts yet"}
     match = words.get(kind, "damaged")
@@ -238,12 +238,30 @@ def test_damaged_folders_are_refused_in_one_line(kind, tmp_path):
         described.write_text(json.dumps(PROVENANCE | {"format": 2}))
     elif kind == "missing":
         described.unlink()
+    elif kind == "empty":
+        shard.unlink()
     elif kind == "other":
         match = "another checkpoint"
         more = [written(tmp_path / "e", [text([1, 2])], PROVENANCE | {"model": MODEL | {"fingerprint": "g"}})]
     with pytest.raises(OptionError, match=match) as error:
         read_data(path, *more)
     assert "\n" not in str(error.value)
+
+
+def test_a_run_without_a_text_leaves_no_folder(tmp_path):
+    """A wrong file left a folder that then refused the right one; what else is in a folder stays."""
+    path = tmp_path / "d"
+    with pytest.raises(KeyboardInterrupt), growing(path, PROVENANCE):
+        raise KeyboardInterrupt
+    assert not path.exists()
+    path.mkdir()
+    written(path, [])
+    assert list(path.iterdir()) == []  # the user's own folder is not removed
+    with growing(path, PROVENANCE):
+        (path / "self-prompts.jsonl").touch()
+    assert {file.name for file in path.iterdir()} == {"self-prompts.jsonl", "data.json"}
+    written(path, [text([1, 2])])
+    assert len(read_data(path)) == 1
 
 
 def test_another_run_is_not_mixed_in(tmp_path):

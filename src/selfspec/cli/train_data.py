@@ -264,7 +264,10 @@ def _begun(folder: Folder) -> _Sums:
 
 
 def _ended(sums: _Sums, folder: Folder, left_out: Mapping[int, str], what: str) -> _Sums:
-    """Say what was left out, and why; fill in the sums."""
+    """Say what was left out, and why; fill in the sums. Raises PromptError where nothing is left."""
+    if left_out and not len(folder):
+        source, why = min(left_out.items())
+        raise PromptError(f"none of the {len(left_out)} {what} can be used; number {source + 1}: {why}")
     if left_out:
         source, why = min(left_out.items())
         note(f"{len(left_out)} {what} are left out; number {source + 1}: {' '.join(why.split())}")

@@ -132,8 +132,8 @@ class Attachment:
         if facts.target and any(names) and facts.target not in names and not options.any_target:
             name = facts.target_name or facts.target[:12]
             raise OptionError(
-                f"the head was trained for another checkpoint, {name}: give one for this model, or set any_target "
-                "to try it in spite of that"
+                f"the head was trained for another checkpoint, {name}: give one for this model, or any_target "
+                "(--any-target) to try it in spite of that"
             )
 
     def bind(self, host: Host) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 Tool: TypeAlias = "Mapping[str, Any] | Callable[..., Any]"
 
 _OURS = ("messages", "tools", "documents", "add_generation_prompt")
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _END = "HERE_THE_MESSAGE_GOES_ON "  # the space shows whether the template strips what it is given
 
 
@@ -80,6 +82,7 @@ class ChatTemplate:
         if add_generation_prompt and inputs.continue_final_message:
             raise OptionError("continue_final_message goes on with the last message: add no generation prompt")
         source = self._source(inputs)
+        _check_roles(source, messages)
         chat = plain_messages(messages)
         if inputs.continue_final_message:
             _mark_end(chat[-1])
@@ -148,6 +151,17 @@ class ChatTemplate:
             reads = frozenset(find_undeclared_variables(environment.parse(source))) - set(environment.globals)
             self._compiled[source] = _Compiled(environment.from_string(source), reads)
         return self._compiled[source]
+
+
+def _check_roles(source: str, messages: Sequence[Message]) -> None:
+    """Many templates write any role as it is: one that nobody knows is a slip, and no such turn was in training."""
+    for number, message in enumerate(messages):
+        role = message["role"]
+        if role not in _ROLES and (role.split() or [""])[0] not in re.findall(r"\w+", source):
+            raise PromptError(
+                f"message {number} has role {one_line(repr(role), 60)}, which the chat template of this model does "
+                f"not name; the usual ones are {', '.join(_ROLES)}"
+            )
 
 
 def _checked(inputs: TemplateInputs, reads: frozenset[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,6 +147,9 @@ def weight_shapes(facts: HeadFacts) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+_FACTS = {"format", *(entry.name for entry in fields(HeadFacts))}
+
+
 def write_head(path: str | os.PathLike[str], head: HeadFile, int8: bool = False) -> None:
     """Write a head; the file appears whole or not at all.
 
@@ -237,24 +240,29 @@ def _facts(file: Path, about: str) -> HeadFacts:
         raise CorruptModelError(f"{quoted(file)} is damaged: its facts are no JSON ({one_line(error)})") from error
     if not isinstance(values, dict):
         raise CorruptModelError(f"{quoted(file)} is damaged: its facts are no object")
-    fields = Fields(values, quoted(file))
-    if fields.integer("format") != FORMAT:
+    said = Fields(values, quoted(file), "train the head again")
+    if said.integer("format") != FORMAT:
         raise CorruptModelError(
             f"{quoted(file)} has format {values['format']}; this selfspec reads {FORMAT}: use the one that wrote it"
+        )
+    if unknown := values.keys() - _FACTS:
+        raise CorruptModelError(
+            f"{quoted(file)} says {listed(sorted(unknown))} of its head, which this selfspec does not know: use "
+            "the one that wrote it"
         )
     sizes = ("num_heads", "num_kv_heads", "head_dim", "intermediate_size")
     try:
         return HeadFacts(
-            kind=fields.text("kind"),
-            form=fields.text("form"),
-            taps=fields.ids("taps"),
-            hidden_size=fields.integer("hidden_size"),
-            **{name: fields.integer(name, 0, 0) for name in sizes},
-            eps=fields.number("eps"),
-            rope_theta=fields.number("rope_theta"),
-            target=fields.text("target", ""),
-            target_name=fields.text("target_name", ""),
-            card=card.raw_items() if (card := fields.child("card")) else {},
+            kind=said.text("kind"),
+            form=said.text("form"),
+            taps=said.ids("taps", "number of layers"),
+            hidden_size=said.integer("hidden_size"),
+            **{name: said.integer(name, 0, 0) for name in sizes},
+            eps=said.number("eps"),
+            rope_theta=said.number("rope_theta"),
+            target=said.text("target", ""),
+            target_name=said.text("target_name", ""),
+            card=card.raw_items() if (card := said.child("card")) else {},
         )
     except OptionError as error:
         raise CorruptModelError(f"{quoted(file)} is damaged: {error}") from error

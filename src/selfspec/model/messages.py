@@ -24,7 +24,7 @@ def check_messages(messages: Sequence[Message]) -> None:
     Raises
     ------
     PromptError
-        Says which message is wrong. Which roles exist is left to the template.
+        Says which message is wrong. Which roles exist depends on the template (`selfspec.model.chat`).
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise PromptError(

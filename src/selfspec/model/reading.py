@@ -80,11 +80,14 @@ def read_json_if_there(path: Path) -> dict[str, Any]:
 class Fields:
     """The entries of a JSON object or of GGUF metadata, checked as they are read; null counts as absent.
 
-    A key without a default is required. All methods raise ``CorruptModelError``.
+    A key without a default is required. All methods raise ``CorruptModelError``, with the ``remedy``.
     """
 
-    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], source: str, remedy: str = "download the checkpoint again"
+    ) -> None:
         self._values = values
+        self._remedy = remedy
         self.source = source
 
     def __contains__(self, key: str) -> bool:
@@ -128,12 +131,12 @@ class Fields:
             raise self.wrong(key, value, "a string")
         return value
 
-    def ids(self, key: str) -> tuple[int, ...]:
-        """Token ids: an integer, a list of integers, or nothing."""
+    def ids(self, key: str, what: str = "token id") -> tuple[int, ...]:
+        """Token ids, or other numbers: an integer, a list of integers, or nothing."""
         value = self._values.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
-            raise self.wrong(key, value, "a token id or a list of token ids")
+            raise self.wrong(key, value, f"a {what} or a list of {what}s")
         return tuple(dict.fromkeys(ids))
 
     def child(self, key: str) -> Fields | None:
@@ -143,18 +146,18 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self.wrong(key, value, "an object")
-        return Fields(value, f"{self.source}, {key}")
+        return Fields(value, f"{self.source}, {key}", self._remedy)
 
     def wrong(self, key: str, value: object, allowed: str) -> CorruptModelError:
         """The error for an entry that is not what it must be."""
         return CorruptModelError(
             f"{key} is {one_line(repr(value), 80)} in {self.source}; it must be {allowed}: "
-            "correct the file, or download the checkpoint again"
+            f"correct the file, or {self._remedy}"
         )
 
     def _get(self, key: str, default: object) -> Any:
         value = self._values.get(key)
         value = default if value is None else value
         if value is None:
-            raise CorruptModelError(f"{self.source} has no {key}, which is required; download the checkpoint again")
+            raise CorruptModelError(f"{self.source} has no {key}, which is required; {self._remedy}")
         return value

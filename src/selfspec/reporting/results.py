@@ -96,6 +96,7 @@ def _read(path: str) -> Result:
 
 def _parsed(text: str, path: str) -> dict[str, Any]:
     """One object, or the one on the last line of what a verb printed."""
+    is_json = False
     for part in (text, text.rpartition("\n")[2]):
         try:
             document = json.loads(part, parse_constant=_refuse)
@@ -103,6 +104,11 @@ def _parsed(text: str, path: str) -> dict[str, Any]:
             continue
         if isinstance(document, dict):
             return document
+        is_json = True
+    if is_json:
+        raise OptionError(
+            f"{path!r} is JSON, but no object; give what a verb wrote with --out, or printed with --json"
+        )
     raise OptionError(f"{path!r} is no JSON document; give what a verb wrote with --out, or printed with --json")
 
 

@@ -64,7 +64,8 @@ class Desk:
         texts = asked.n * (len(asked.prompts()) if isinstance(asked, CompletionFields) else 1)
         if texts > (most := self._options.slots + self._options.queue):
             raise FieldError(
-                f"the request asks for {texts} texts; this server holds {most} at most: ask for fewer", "n"
+                f"the request asks for {texts} texts; this server holds {most} at most: ask for fewer",
+                "n" if asked.n > 1 else "prompt",
             )
         try:
             options = {**self._defaults, **asked.options(), **self._drafting(asked.speculative)}

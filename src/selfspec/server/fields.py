@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _STRUCTURES = {"json": "json_schema", "regex": "regex", "choice": "regex", "grammar": "grammar"}  # in our words
+_WORDS = {  # pydantic's -> JSON's
+    "dictionary": "an object", "list": "a list", "string": "a text", "integer": "an integer", "number": "a number",
+    "boolean": "true or false",
+}  # fmt: skip
 MOST_LOGPROBS = 20  # OpenAI's limit, and vLLM's
 MOST_STOPS = 16  # each is looked for after every token
 Asked = TypeVar("Asked", bound="TextFields")
@@ -225,6 +230,8 @@ def read(kind: type[Asked], raw: bytes) -> Asked:
     known = {field.alias or name for name, field in kind.model_fields.items()}
     if unknown := [name for name in body if name not in known]:
         with naming(one_line(unknown[0], 60)):
+            if unknown[0] in ("best_of", "num_return_sequences"):
+                raise OptionError(f"{unknown[0]} is not offered: ask for n texts, and choose among them")
             refuse_unverifiable(unknown)
             names = one_line(", ".join(unknown), 200)
             raise OptionError(f"no field {names} here; there are {', '.join(sorted(known | set(kind.ONLY)))}")
@@ -243,5 +250,7 @@ def _wrong(error: Mapping[str, Any]) -> FieldError:
         return FieldError(f"{where} is missing; give it", where)
     if error["type"] == "extra_forbidden":
         return FieldError(f"no field {where} here; leave it out", where)
-    message = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    return FieldError(f"{where} is {one_line(repr(error['input']), 60)}; it must be {message}", where)
+    kind = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    value = error["input"]
+    given = json.dumps(value) if value is None or isinstance(value, bool) else one_line(repr(value), 60)
+    return FieldError(f"{where} is {given}; it must be {_WORDS.get(kind, kind)}", where)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +30,7 @@ def growing(path: Path, provenance: Mapping[str, Any]) -> Iterator[Folder]:
     """The folder ``path``, made if it is not there; one run at a time.
 
     What ends the run, the texts that are there are in shards then; only a kill leaves some in the journal, for the
-    next run to take up.
+    next run to take up. A run that has no text to show leaves no folder.
 
     Parameters
     ----------
@@ -45,36 +45,60 @@ def growing(path: Path, provenance: Mapping[str, Any]) -> Iterator[Folder]:
     OptionError
         The folder cannot be made or written, holds something else or data of another run, or is being written.
     """
-    _make(path)
+    is_new = _make(path)
     identity = _identity(provenance)
     _require_same(path, identity)  # now: a journal of a run that is refused would stand in the way of others
-    with journal.opened(path / "answers", identity, remedy=_REMEDY) as kept:
-        _require_same(path, identity)
-        _describe(path, provenance)
-        folder = Folder(path, kept, provenance["temperatures"])
-        try:
-            yield folder
-        finally:
-            folder.seal()
-        kept.is_finished = True
-
-
-def _make(path: Path) -> None:
     try:
+        with journal.opened(path / "answers", identity, remedy=_REMEDY) as kept:
+            _require_same(path, identity)
+            _describe(path, provenance)
+            folder = Folder(path, kept, provenance["temperatures"])
+            try:
+                yield folder
+            finally:
+                folder.seal()
+                kept.is_finished = not len(folder) and _is_empty(path)
+                if kept.is_finished:  # it would only refuse the right prompts
+                    (path / "data.json").unlink()
+            kept.is_finished = True
+    finally:
+        if is_new:
+            with suppress(OSError):  # there is something in it
+                path.rmdir()
+
+
+def _make(path: Path) -> bool:
+    """Make a folder; whether it was not there. Raises OptionError."""
+    if path.exists() and not path.is_dir():
+        raise OptionError(f"--out {str(path)!r} is a file; name a new folder, or that of an earlier run")
+    try:
+        is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         is_other = any(path.iterdir()) and not (path / "data.json").exists()
     except OSError as error:
         raise OptionError(f"--out {str(path)!r} cannot be made: {error.strerror}; name another folder") from error
     if is_other and not journal.partial_of(path / "answers").exists():
         raise OptionError(f"--out {str(path)!r} has files, but no data of ours; name a new or an empty folder")
+    return is_new
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether nothing is in it but what every run begins with."""
+    return all(file.name == "data.json" or file.name.startswith("answers.partial") for file in path.iterdir())
 
 
 def _require_same(path: Path, identity: Mapping[str, Any]) -> None:
     if (path / "data.json").exists() and (other := other_fields(_identity(read_provenance(path)), identity)):
         raise OptionError(
-            f"--out {str(path)!r} holds data of another {' and '.join(other)}; give the same again to go on "
+            f"--out {str(path)!r} holds data of {_in_words(other, identity)}; give the same again to go on "
             f"with it, {_REMEDY}"
         )
+
+
+def _in_words(names: Sequence[str], identity: Mapping[str, Any]) -> str:
+    """What is another one; of prompts and texts there are several."""
+    several = {"prompts": "other texts" if identity.get("kind") == "text" else "other prompts"}
+    return " and ".join(several.get(name, f"another {name}") for name in names)
 
 
 def _describe(path: Path, provenance: Mapping[str, Any]) -> None:

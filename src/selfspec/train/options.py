@@ -13,6 +13,7 @@ from selfspec.types import MAX_GAMMA, require_least, require_types
 _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 PRECISIONS = ("float32", "bfloat16")
 FORMS = ("linear", "attention", "layer")
+EPOCHS = 3.0
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class HeadOptions:
 
     data: Sequence[str] = option((), "Folder of `selfspec train data`; may be given several times.")
     vocabulary: int = option(8192, "Tokens that a draft may use, the most frequent in the answers; 0 is all.")
-    epochs: float = option(3.0, "How often the answers are read.")
+    epochs: float | None = option(None, f"How often the answers are read.  [default: {EPOCHS:g}]")
     minutes: float | None = option(
         None, "Train so long instead, all sittings together; the learning rate then follows the clock."
     )
@@ -50,6 +51,8 @@ class HeadOptions:
             value = getattr(self, name)
             if value is not None and not 0.0 < value < float("inf"):
                 raise OptionError(f"{name} is {value}; it must be above 0")
+        if None not in (self.epochs, self.minutes):
+            raise OptionError("epochs and minutes are both given, and each says when training ends; give one")
         for name in ("warm_up", "weight_decay", "held_out"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise OptionError(f"{name} is {getattr(self, name)}; it must be at least 0 and below 1")

@@ -61,6 +61,8 @@ class Setup:
 
     def __init__(self, engine: Engine, options: HeadOptions, out: Path) -> None:
         self.engine, self.options, self.out = engine, options, out
+        if out.exists() and not out.is_dir():
+            raise OptionError(f"--out {str(out)!r} is a file; name a new folder, or that of an earlier run")
         self.facts: dict[str, HeadFacts] = self._facts()
         self._first_weights = self._read_first_weights()
         data = read_data(*options.data)

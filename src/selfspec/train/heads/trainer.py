@@ -16,6 +16,7 @@ from selfspec.runtime.torch_cache import memory_for
 from selfspec.train.heads import checkpoints
 from selfspec.train.heads.interrupts import uninterrupted
 from selfspec.train.heads.progress import Event, History, Progress
+from selfspec.train.options import EPOCHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -125,7 +126,7 @@ class _Run:
         options, progress = self.job.options, self.progress
         if options.minutes is not None:
             return progress.seconds / (60 * options.minutes)
-        return progress.tokens / (options.epochs * self.job.corpus.drafted)
+        return progress.tokens / ((options.epochs or EPOCHS) * self.job.corpus.drafted)
 
     def _rate(self) -> float:
         """The learning rate: it rises, then falls as a cosine."""
