@@ -174,7 +174,7 @@ def test_without_the_core_it_says_so(boxed, monkeypatch):
 
 def test_a_gpu_does_not_draw_it_to_torch(boxed, monkeypatch):
     """Guards `auto` where torch has a GPU."""
-    monkeypatch.setattr(loading, "_has_gpu", lambda: True)
+    monkeypatch.setattr(loading, "has_gpu", lambda: True)
     assert selfspec.load(boxed[1]).runtime.name == "cpu"
 
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+FORMAT = 1
+"""Of what `selfspec profile` and `selfspec tune` keep."""
+
 
 def json_line(document: object) -> str:
     """A document on one line; what is not finite becomes null, which every parser reads."""
@@ -32,6 +35,17 @@ def other_fields(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str
     """The fields of ``ours`` that have another value in ``theirs``, a document that was read."""
     ours = json.loads(json_line(ours))  # tuples have become lists on disk
     return [name for name in ours if theirs.get(name) != ours[name]]
+
+
+def require_format(found: Any, what: str) -> None:
+    """Raise OptionError where a document of `profile` or `tune` says that it is of another format than is read.
+
+    One without a number is of the first, and what is no document is left to who reads it.
+    """
+    if isinstance(found, dict) and (number := found.get("format", 1)) != FORMAT:
+        raise OptionError(
+            f"{what} has format {repr(number)[:20]}; this selfspec reads {FORMAT}: use the one that wrote it"
+        )
 
 
 def write_whole(path: Path, text: str) -> None:

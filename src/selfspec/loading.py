@@ -209,17 +209,21 @@ def _choose(runtime: str, given: list[str], is_object: bool) -> str:
             raise OptionError(f"{name} is for the {owner} runtime and cannot go with {others[0]}; leave one out")
     if wanted:
         chosen = wanted.pop()
-    elif is_object or _has_gpu() or not has_native():
+    elif is_object or has_gpu() or not has_native():
         chosen = "torch"
     else:
         chosen = "cpu"
     return chosen
 
 
-def _has_gpu() -> bool:
+def shows_gpu() -> bool:
+    """Whether there may be a GPU: its driver shows, or the system does not tell."""
+    return sys.platform != "linux" or os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")
+
+
+def has_gpu() -> bool:
     """Whether torch can use a GPU; where no driver shows, torch is not imported to ask."""
-    shows = sys.platform != "linux" or os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")
-    if not shows or find_spec("torch") is None:
+    if not shows_gpu() or find_spec("torch") is None:
         return False
     return bool(_torch().has_gpu())
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec import drafters
 from selfspec._version import __version__
-from selfspec.documents import json_line, replace_file
+from selfspec.documents import json_line, replace_file, require_format
 from selfspec.drafters import prior
 from selfspec.errors import OptionError, SelfspecError
 from selfspec.machine import machine
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from selfspec.drafters.base import Host
 
-FORMAT = 1
 KIND = "tune"
 _AGAIN = "run selfspec tune again"
 
@@ -126,20 +125,22 @@ def _read(path: Path) -> dict[str, Any]:
     """A document, as far as it is read here. Raises OptionError for anything else."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        require_format(found, "it")
         identity, choice = found["identity"], found["choice"]
         is_one = (
             found["kind"] == KIND
-            and found["format"] == FORMAT
             and isinstance(identity["machine"], dict)
             and isinstance(choice["draft"], str)
             and isinstance(choice["uses_profile"], bool)
         )
     except OSError as error:
         raise OptionError(f"it cannot be read: {error.strerror}") from error
+    except OptionError:
+        raise
     except (ValueError, KeyError, TypeError, RecursionError):
         is_one = False
     if not is_one:
-        raise OptionError("it is damaged, or of another version")
+        raise OptionError("it is damaged")
     assert isinstance(found, dict)
     return found
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import pickle
+import shutil
 import signal
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 
 import selfspec
 from selfspec.errors import OptionError, OutOfMemoryError, TrainingError
 from selfspec.model.head_file import read_head, write_head
 from selfspec.runtime.attached import identity_of
+from selfspec.train.heads import checkpoints
 from selfspec.train.heads.heldout import HeldOut
 from selfspec.train.heads.job import Setup
 from selfspec.train.heads.progress import History
@@ -190,6 +195,46 @@ def test_interrupted_between_steps(engine, data, tmp_path, monkeypatch):
     assert run(engine, options, tmp_path)[0].progress.step == 3
 
 
+class Touching:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_a_checkpoint_is_read_as_numbers_only(engine, data, tmp_path):
+    """Accelerate unpickles what is registered with it, so a run folder of somebody else's could run code."""
+    options = EagleOptions(data=(str(data),), taps="1,2,3", **{**QUICK, "epochs": 1.0})
+    last = run(engine, options, tmp_path)[-1].progress
+    (found,) = (tmp_path / "checkpoints").iterdir()
+    names = sorted(path.name for path in found.iterdir())
+    assert "progress.json" in names
+    assert not [name for name in names if name.startswith("custom")]
+    for name in (*names, "custom_checkpoint_0.pkl"):
+        hostile = shutil.copytree(found, tmp_path / "hostile")
+        (hostile / name).write_bytes(pickle.dumps(Touching(tmp_path / "touched")))
+        with pytest.raises(OptionError, match="cannot be read"):
+            checkpoints.restore(prepared(), hostile)
+        assert not (tmp_path / "touched").exists()
+        shutil.rmtree(hostile)
+    (found / "progress.json").unlink()  # as it was kept before
+    torch.save({"step": last.step, "epoch": 0, "batch": 3, "tokens": 9}, found / "custom_checkpoint_0.pkl")
+    with pytest.raises(OptionError, match="cannot be read"):  # no weights of ours
+        checkpoints.restore(prepared(), found)
+    assert json.loads((found / "progress.json").read_text())["step"] == last.step
+
+
+def prepared():
+    """Accelerate with a module of another kind: what is read stops at the latest there."""
+    accelerator = Accelerator(cpu=True)
+    module = torch.nn.Linear(2, 3)
+    accelerator.prepare(module, torch.optim.AdamW(module.parameters()))
+    return accelerator
+
+
 def test_a_stopped_process_has_not_trained(engine, data, tmp_path):
     """Guards --minutes: the clock jumps by an hour in one step, as it does for a process that was stopped."""
     ticks = count()
@@ -198,7 +243,7 @@ def test_a_stopped_process_has_not_trained(engine, data, tmp_path):
         now = next(ticks)
         return float(now + 3600 * (now > 12))
 
-    options = EagleOptions(data=(str(data),), taps="1,2,3", **QUICK, minutes=1.0)
+    options = EagleOptions(data=(str(data),), taps="1,2,3", **QUICK | {"epochs": None}, minutes=1.0)
     steps = [event for event in run(engine, options, tmp_path, clock=clock) if event.kind == "step"]
     assert steps[-1].progress.seconds < 100
     assert len(steps) > 20
@@ -220,7 +265,7 @@ def test_evaluations_do_not_count_as_training(engine, data, tmp_path):
         clock.now += 1000.0
         return measure(self, *args)
 
-    options = EagleOptions(data=(str(data),), taps="1,2,3", **QUICK, minutes=0.1)
+    options = EagleOptions(data=(str(data),), taps="1,2,3", **QUICK | {"epochs": None}, minutes=0.1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HeldOut, "measure", slowly)
         events = run(engine, options, tmp_path, clock=clock)

@@ -46,6 +46,7 @@ VERBS = {
     "plan": "What fits into a memory, with which draft, and whether to speculate.",
     "report": "Results of the other verbs as one page, with a recommendation.",
     "estimate": "What a draft is worth, from its acceptance rate and cost.",
+    "doctor": "What is installed here, which runtime runs, and what does not go together.",
     "simulate": "What drafting ahead would give on devices that are not here.",
 }
 

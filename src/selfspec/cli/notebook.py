@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selfspec.documents import json_line, other_fields, write_whole
+from selfspec.documents import FORMAT, json_line, other_fields, require_format, write_whole
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -41,19 +41,22 @@ class Notebook:
     def save(self, result: Mapping[str, Any] | None = None) -> None:
         """Write what is there, and perhaps the result."""
         if self._path is not None:
-            document = {"identity": self._identity, **(result or {}), "units": self.units}
+            document = {"format": FORMAT, "identity": self._identity, **(result or {}), "units": self.units}
             write_whole(self._path, json_line(document) + "\n")
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        require_format(found, f"--out {str(path)!r}")
         identity, units = found["identity"], found["units"]
         if not (isinstance(identity, dict) and identity and all(isinstance(unit, dict) for unit in units.values())):
             raise ValueError("its fields are something else")
     except OSError as error:
         raise OptionError(f"--out {str(path)!r} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except OptionError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise OptionError(
             f"--out {str(path)!r} is there, but no profile; give another FILE, or remove it"
         ) from error

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from selfspec.documents import require_format
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -42,13 +43,16 @@ def read_prior(file: str, host: Host) -> Prior | None:
     """
     try:
         found = json.loads(Path(file).read_text(encoding="utf-8"))
+        require_format(found, f"the profile {file!r}")
         identity, prior = found["identity"], prior_of(found)
         other = [name for name, value in facts_of(host).items() if identity[name] != value]
         if identity["machine"]["platform"] != platform.platform(terse=True):
             other.append("machine")
     except OSError as error:
         raise OptionError(f"the profile {file!r} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except OptionError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError):
         raise OptionError(
             f"{file!r} is no finished profile; give what `selfspec profile --out FILE` wrote"
         ) from None

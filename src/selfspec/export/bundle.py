@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from selfspec._version import __version__
+from selfspec.documents import require_format
 from selfspec.drafters.prior import prior_of
 from selfspec.errors import CorruptModelError, ModelError, OptionError
 from selfspec.export.install import MACHINE, SUMS, WHEELS, machine
@@ -138,6 +139,7 @@ def checked_target(target: Path) -> Path:
 
 def _check_profile(path: Path, packed: PackedModel) -> None:
     found = read_json(path)
+    require_format(found, f"--profile {quoted(path)}")
     try:
         of = found["identity"]["fingerprint"]
         prior_of(found)  # boxes will begin with it

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selfspec import tuned
+from selfspec.documents import FORMAT
 from selfspec.engine import DEFAULT_DRAFT, Engine
 from selfspec.errors import OptionError
 from selfspec.loading import load
@@ -131,7 +132,7 @@ def document_of(tuner: Tuner, identity: Mapping[str, Any], seconds: float) -> di
     shown_options = asdict(options) | {"data": options.data or BUILT_IN}
     document = {
         "kind": tuned.KIND,
-        "format": tuned.FORMAT,
+        "format": FORMAT,
         "identity": dict(identity),
         **{name: identity[name] for name in ("selfspec", "model", "runtime", "runs_on", "precision", "machine")},
         "layers": tuner.engine.config.num_layers,

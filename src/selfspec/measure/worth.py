@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec import control
+from selfspec.documents import require_format
 from selfspec.errors import OptionError
 from selfspec.machine import machine
 from selfspec.traffic import Traffic
@@ -77,6 +78,7 @@ class Saved:
         shown = str(path)
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
+            require_format(found, f"profile {shown!r}")
             of = {name: found[name] for name in ("model", "runtime", "precision", "layers", "machine")}
             name = next(iter(found["points"]))
             exits, points = found["exits"][name], found["points"][name]
@@ -86,12 +88,15 @@ class Saved:
             return cls(shown, of, v, exits, points, name)
         except OSError as error:
             raise OptionError(f"profile {shown!r} cannot be read: {error.strerror}") from error
+        except OptionError:
+            raise
         except (
             ValueError,
             KeyError,
             TypeError,
             AttributeError,
             IndexError,
+            OverflowError,
             StopIteration,
             RecursionError,
         ) as error:

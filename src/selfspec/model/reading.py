@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character; two make one
 _MOST = 2**40  # no size is larger, and sums of sizes stay printable
 
 
@@ -56,7 +58,10 @@ def read_json(path: Path) -> dict[str, Any]:
         It cannot be read, or is not a JSON object.
     """
     try:
-        values = json.loads(path.read_bytes())
+        raw = path.read_bytes()
+        values = json.loads(raw)
+        if _SURROGATE.search(raw):
+            json.dumps(values, ensure_ascii=False).encode()  # a ValueError where one stands alone
     except FileNotFoundError:
         raise ModelNotFoundError(f"there is no {path.name} in {quoted(path.parent)}") from None
     except OSError as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
+from selfspec.documents import require_format
 from selfspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def _read(path: str) -> Result:
     except (OSError, ValueError) as error:
         raise OptionError(f"{path!r} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     document = _parsed(text, path)
+    require_format(document, repr(path))
     for kind, fields in FIELDS.items():
         if fields <= document.keys():
             return Result(path, kind, document)

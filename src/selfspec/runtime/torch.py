@@ -129,6 +129,11 @@ class TorchRuntime(Runtime):
         """Whether torch finds a GPU here."""
         return torch.cuda.is_available()
 
+    @staticmethod
+    def gpus() -> list[str]:
+        """The names of those that torch finds."""
+        return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
     @classmethod
     def of(cls, model: Any, eos_token_ids: Sequence[int] = ()) -> TorchRuntime:
         """Share the parameter tensors of a transformers model with an LM head.

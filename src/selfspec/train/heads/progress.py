@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from selfspec.documents import json_line
@@ -22,15 +22,6 @@ class Progress:
     batch: int = 0
     tokens: int = 0
     seconds: float = 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        """As accelerate keeps it."""
-        return asdict(self)
-
-    def load_state_dict(self, found: Mapping[str, Any]) -> None:
-        """As accelerate gives it back; what a later version added keeps its default."""
-        for f in fields(self):
-            setattr(self, f.name, found.get(f.name, f.default))
 
 
 @dataclass(frozen=True)

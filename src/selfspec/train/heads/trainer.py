@@ -87,10 +87,9 @@ class _Run:
         ]
         optimizer = torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.95))
         self.learner, self.optimizer = accelerator.prepare(job.learner, optimizer)
-        accelerator.register_for_checkpointing(self.progress)
         self.folder = job.out / "checkpoints"
         if (found := checkpoints.latest(self.folder)) is not None:
-            checkpoints.restore(accelerator, found)
+            self.progress = checkpoints.restore(accelerator, found)
         self.history = History(job.out / "history.jsonl", self.progress.step)
         self.saved = self.progress.step if found else None  # the step of the last checkpoint
         self._last: list[float] = []  # seconds of the last steps
@@ -214,7 +213,7 @@ class _Run:
         return self._told("evaluation", {"heads": heads, "took": job.clock() - started})
 
     def _checkpoint(self) -> Event:
-        path = checkpoints.save(self.accelerator, self.folder, self.progress.step)
+        path = checkpoints.save(self.accelerator, self.folder, self.progress)
         self.saved = self.progress.step
         self.job.write(replace(self.progress))
         return self._told("checkpoint", {"path": str(path)})
