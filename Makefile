@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 DEMO := "Write a short poem about a river. Start every line with 'The river'." --max-new-tokens 64
 
-.PHONY: demo test check check-transformers check-browser lint fix docs site bench native clean
+.PHONY: demo test check check-transformers check-browser lint fix docs site coverage coverage-core mutants fuzz bench native clean
 
 demo: $(VENV)/.demo  ## install, and run the main job on the embedded model: early exit, look-up, and no draft
 	$(BIN)/selfspec generate $(DEMO) --draft early_exit --exit-layer 26 --gamma 2 --show-drafts
@@ -47,11 +47,31 @@ native: $(VENV)/.dev  ## compile the native core into src/selfspec again, after 
 	cmake -S native -B build/native -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 	cmake --build build/native -j
 
-docs: $(VENV)/.dev  ## write the pages that are made from --help, the drafters and the families
+docs: $(VENV)/.dev  ## write the pages that are made from --help, the drafters, the families and bad inputs
 	for page in docs/make_*.py; do $(BIN)/python $$page || exit 1; done
 
 site: $(VENV)/.dev  ## build the documentation as a site in build/site; a warning is an error
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -c docs/site docs build/site
+
+# what the four pure modules of a round are tested by, and nothing else
+CORE := sampling verify context decode
+CORE_TESTS := tests/test_sampling.py tests/test_processors.py tests/test_verify.py tests/test_verify_blocks.py \
+	tests/test_verify_trees.py tests/test_lossless.py tests/test_lossless_table.py tests/test_loop_law.py tests/test_coupled.py \
+	tests/test_batch.py tests/test_engine.py tests/test_drafting.py tests/test_flight.py tests/test_trees.py
+
+coverage: $(VENV)/.dev  ## lines and branches of the whole suite
+	$(BIN)/pytest -n $(WORKERS) --cov=selfspec --cov-branch --cov-report=term:skip-covered --cov-fail-under=90
+
+coverage-core: $(VENV)/.dev  ## every branch of sampling, verify, context and decode
+	$(BIN)/pytest -n $(WORKERS) $(CORE:%=--cov=selfspec.%) --cov-branch --cov-report=term-missing --cov-fail-under=100 $(CORE_TESTS)
+
+mutants: $(VENV)/.dev  ## sampling and verify, one change at a time, against their tests (an hour)
+	$(PIP) mutmut
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
+
+fuzz: $(VENV)/.dev  ## files and requests that lie, for ten minutes
+	$(BIN)/python bench/fuzz.py --minutes 10
 
 bench: $(VENV)/.dev  ## the main job against plain decoding and transformers (minutes; run nothing beside it)
 	$(BIN)/python bench/loop_overhead.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -233,6 +234,20 @@ def test_more_that_cannot_be_a_corpus(home, tmp_path, tokenizer, monkeypatch):
     monkeypatch.setenv("SELFSPEC_CACHE", str(tmp_path / "a.txt" / "sub"))
     with pytest.raises(ModelError, match="cannot write the cache folder"):
         opened([tmp_path / "a.txt"], tokenizer)
+
+
+def test_arrays_that_lie_are_one_line(home, tmp_path, tokenizer):
+    """A head that says 2^40 numbers asked for their memory; pickled objects came with advice to load them."""
+    np.save(tmp_path / "a.npy", np.zeros(8, dtype=np.int64))
+    data = (tmp_path / "a.npy").read_bytes()
+    (tmp_path / "a.npy").write_bytes(data.replace(b"(8,), }            ", b"(1099511627776,), }"))
+    assert (tmp_path / "a.npy").read_bytes() != data
+    np.save(tmp_path / "b.npy", np.zeros(1, dtype=object))
+    (tmp_path / "c.npy").write_bytes(pickle.dumps([1, 2]))
+    for name, words in (("a", "cannot be read"), ("b", "cannot be read"), ("c", "which are never loaded")):
+        with pytest.raises(OptionError, match=words) as caught:
+            opened([tmp_path / f"{name}.npy"], tokenizer)
+        assert "allow_pickle" not in str(caught.value)
 
 
 # -- the drafter ------------------------------------------------------------------------------------------

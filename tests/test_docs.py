@@ -46,6 +46,19 @@ def test_every_drafter_says_when_it_pays():
             assert drafter.paper or name in ("plain", "scripted"), name
 
 
+def test_hardening_page_is_what_bad_inputs_get():
+    """Guards docs/hardening.md: run `make docs` after changing what a mistake gets.
+
+    Other Pythons have other words for what is wrong with JSON; that each input gets one line is checked in all.
+    """
+    code = (
+        "import make_hardening as m, sys; made = m.page(); "
+        "sys.exit(sys.version_info[:2] == (3, 11) and made != m.PAGE.read_text(encoding='utf-8'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "docs", check=False)
+    assert done.returncode == 0
+
+
 def test_concepts_are_computed():
     """Guards docs/concepts.md: every figure of a formula is what the cost model gives."""
     found = doctest.testfile(str(ROOT / "docs" / "concepts.md"), module_relative=False, encoding="utf-8")
@@ -166,14 +179,20 @@ def test_every_source_file_is_short():
 
 
 def test_every_guard_in_the_table_of_bugs_exists():
-    """Guards docs/bugs.md: a guard that was renamed or deleted guards nothing; the files of bugs are all in it."""
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "bugs.md").read_text(encoding="utf-8")))
+    """Guards docs/bugs.md, and the faults of docs/hardening.md: a guard that was renamed or deleted guards nothing;
+    the files of bugs are all in it.
+    """
+    bugs, faults = (
+        set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / page).read_text(encoding="utf-8")))
+        for page in ("bugs.md", "hardening.md")
+    )
     written = {
         path.name: set(re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
         for path in (ROOT / "tests").rglob("test_*.py")
     }
-    assert len(named) > 40
-    assert named <= set().union(*written.values())
+    assert len(bugs) > 40
+    assert len(faults) > 15
+    assert bugs | faults <= set().union(*written.values())
     for name, tests in written.items():
         if name.startswith("test_public_bugs"):
-            assert tests <= named
+            assert tests <= bugs

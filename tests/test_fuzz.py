@@ -52,16 +52,15 @@ BAD = {
 
 def test_the_fuzzer_sees_what_it_looks_for():
     """Negative control: a reader that does one bad thing after the other, a case for each."""
-    actions = "\n".join(f"    if number == {i}: {action}" for i, (action, _) in enumerate(BAD.values()))
+    actions = "\n".join(f"    if number == {i}:\n        {action}" for i, (action, _) in enumerate(BAD.values()))
     before = (
         "import os, pathlib, pickle, socket, warnings, selfspec\n"
         "fuzz.SECONDS = 1\n"
         "def read(folder):\n"
         "    number = int((folder / 'number').read_text())\n"
         f"{actions}\n"
-        "numbers = iter(range(99))\n"
         "def change(folder, random):\n"
-        f"    (folder / 'number').write_text(str(random.number))\n"
+        "    (folder / 'number').write_text(str(random.number))\n"
         "class Numbered(fuzz.Random):\n"
         "    def __init__(self, name): self.number = int(name.partition(':')[2]); super().__init__(0)\n"
         "fuzz.Random = Numbered\n"

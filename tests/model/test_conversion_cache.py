@@ -1,9 +1,13 @@
+import errno
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
+from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from selfspec.errors import ModelError
 from selfspec.model import disk as disk_module
@@ -196,6 +200,21 @@ def test_a_cache_that_cannot_be_written(source, home, refused):
     home.write_text("a file")
     with refused(ModelError, str(home), "SELFSPEC_CACHE"):
         converted(source, fill, quiet)
+
+
+def test_a_read_only_cache_is_read(source, home, tmp_path, monkeypatch, refused):
+    """What is converted already needs no lock and no write; what is not is one line."""
+    entry = converted(source, fill, quiet)
+
+    def fails(*_args, **_options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for owner, name in ((Path, "mkdir"), (FileLock, "acquire"), (tempfile, "mkdtemp"), (os, "open")):
+        monkeypatch.setattr(owner, name, fails)
+    assert converted(source, never, quiet) == entry
+    (tmp_path / "other.gguf").write_bytes(b"other")
+    with refused(ModelError, str(home), "Read-only", "SELFSPEC_CACHE"):
+        converted(tmp_path / "other.gguf", fill, quiet)
 
 
 def test_where_the_cache_is(monkeypatch, home):

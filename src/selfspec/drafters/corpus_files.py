@@ -104,9 +104,10 @@ def _texts(path: Path, tokenizer: Tokenizer | None, vocab_size: int) -> Iterator
 
 def _from_numpy(path: Path, vocab_size: int) -> Sequence[int]:
     try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+        found = np.load(path, mmap_mode="r", allow_pickle=False)  # a map is no longer than the file
+    except (OSError, ValueError, OverflowError) as error:
+        why = "it holds pickled objects, which are never loaded" if "pickle" in str(error) else error
+        raise _unreadable(path, why) from error
     if not isinstance(found, np.ndarray) or found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
         raise OptionError(f"the corpus file {quoted(path)} must hold a one-dimensional array of token ids")
     return _checked(found.tolist(), quoted(path), vocab_size)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from selfspec.errors import OptionError, PromptError
 from selfspec.model.messages import Message, check_messages, plain_messages
@@ -21,11 +21,13 @@ from selfspec.model.tools import schemas_of
 
 if TYPE_CHECKING:
     from jinja2.parser import Parser
+    from jinja2.runtime import Context
 
 Tool: TypeAlias = "Mapping[str, Any] | Callable[..., Any]"
 
 _OURS = ("messages", "tools", "documents", "add_generation_prompt")
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+_MOST = 10**6  # characters or entries that a template may make by a product
 _END = "HERE_THE_MESSAGE_GOES_ON "  # the space shows whether the template strips what it is given
 
 
@@ -228,8 +230,24 @@ class _Generation(Extension):
         return nodes.Scope(body, lineno=line)
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's, which gives a template no way out of it; and products that fill no memory."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """A product or power of any size that a prompt could need."""
+        sized = [value for value in (left, right) if hasattr(value, "__len__")]
+        times = [value for value in (left, right) if isinstance(value, int)]
+        if sized and times and len(sized[0]) * times[0] > _MOST:
+            raise SecurityError(f"a product of {len(sized[0])} and {times[0]} is too long")
+        if operator == "**" and any(abs(value) > 64 for value in times):
+            raise SecurityError("a power is too large")
+        return super().call_binop(context, operator, left, right)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
