@@ -1,7 +1,7 @@
 """Files that lie: valid ones are changed at random and read, in processes with little memory and time.
 
-Checkpoints, GGUF files, packed folders, heads, profiles and what `tune` keeps, results for `report`, data for heads,
-journals, corpora, and requests of the server and of batches. Every case must be read, or refused by an error of
+Checkpoints, GGUF files, packed folders, heads, profiles and what `tune` keeps, results for `report`, data for
+heads, journals, corpora, and requests of the server and of batches. Every case must be read, or refused by an error of
 ours in one line. What counts as a find: any other exception or warning, a crash, more than 30 s or 1 GB, a file
 opened outside of the case, a program started, a connection, an unpickled object.
 
@@ -32,9 +32,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import fuzz_targets  # noqa: E402
+import fuzz_targets
 
-from selfspec.errors import SelfspecError  # noqa: E402
+from selfspec.errors import SelfspecError
 
 SECONDS = 30
 MEMORY = 1 << 30  # bytes that a case may have beyond what the program has
@@ -101,7 +101,7 @@ def outcome(name: str, place: Path, watch: Watch | None = None) -> tuple[str, st
         text = str(error)
         is_clear = text and "\n" not in text and len(text) < 2000 and not isinstance(error, MemoryError)
         said = ("refused" if is_clear else "FOUND", f"{type(error).__name__}: {text}")
-    except BaseException:
+    except BaseException:  # noqa: BLE001 (the find)
         said = ("FOUND", traceback.format_exc(limit=-12))
     finally:
         if watch:
@@ -151,9 +151,7 @@ def run(name: str, seeds: range, home: Path) -> list[tuple[int, str, str]]:
     return found
 
 
-def _one_sitting(
-    name: str, seeds: range, valid: Path, home: Path, found: list[tuple[int, str, str]]
-) -> int:
+def _one_sitting(name: str, seeds: range, valid: Path, home: Path, found: list[tuple[int, str, str]]) -> int:
     """How many cases came to an end; a crash or a case without end counts as its end."""
     reading, writing = os.pipe()
     child = os.fork()

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 NUMBERS = (-1, 0, 1, 2, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 VALUES: tuple[Any, ...] = (
-    *NUMBERS, None, True, False, "", "a", "../../../etc/passwd", "/etc/passwd", "..\\..\\x", "\ud800", "\x00", "a" * 5000,
+    *NUMBERS, None, True, False, "", "a", "../../../etc/passwd", "/etc/passwd", "..\\..\\x", "\ud800", "\x00",
+    "a" * 5000,
     [], {}, [[]], [None], {"": None}, 0.0, -0.0, 1e-320, 1e308, float("nan"), float("inf"), 10**40, "NaN", "1",
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ 'a' * 10**9 }}", "{% for i in range(10**9) %}{% endfor %}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ 'a' * 10**9 }}",
+    "{% for i in range(10**9) %}{% endfor %}",
     ["../x"], [1e400], "float8_e4m3fn", "model", [0] * 300, {"a": {"b": {"c": []}}},
 )  # fmt: skip
 

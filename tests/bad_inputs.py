@@ -327,10 +327,11 @@ def body_case(body, engine):
     try:
         Desk(engine, ServerOptions("tiny")).generations(read(ChatFields, raw))
     except SelfspecError as error:
-        assert status_of(error) == 400, error
-        found = body_of(error)["error"]
-        return f"{found['message']} (param {found['param']})" if found["param"] else str(found["message"])
-    raise AssertionError(f"{body} was taken")
+        status, found = status_of(error), body_of(error)["error"]
+    else:
+        raise AssertionError(f"{body} was taken")
+    assert status == 400, found
+    return f"{found['message']} (param {found['param']})" if found["param"] else str(found["message"])
 
 
 def body_shown(body):

@@ -43,6 +43,7 @@ LAYERS = [
     ["tuned"],
     ["engine", "stream", "batch", "flight", "generation"],
     ["loading"],
+    ["doctor"],
     ["measure"],
     ["reporting"],
     ["server"],

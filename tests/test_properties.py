@@ -1,4 +1,4 @@
-"""Sampling, verification and the parsers of requests under inputs that hypothesis invents, against plain oracles."""
+"""Sampling, verification and the parsers of requests under inputs that hypothesis invents, against oracles."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ NOWHERE = Prefix((), 0)
 quick = settings(max_examples=150, deadline=None, derandomize=True)
 
 logits = st.lists(
-    st.one_of(
-        st.floats(-50, 50, allow_subnormal=False), st.sampled_from([0.0, 1.0, -1.0, 3e4, -3e4, -math.inf])
-    ),
+    st.one_of(st.floats(-50, 50, allow_subnormal=False), st.sampled_from([0.0, 1.0, -1.0, 3e4, -3e4, -math.inf])),
     min_size=1,
     max_size=40,
 ).filter(lambda found: max(found) > -math.inf)
@@ -96,7 +94,10 @@ def test_cuts_are_those_of_sorting_everything(values, options):
 @given(logits, cuts)
 def test_torch_and_numpy_agree(values, options):
     """Guards the array API: one law, whoever made the logits."""
-    laws = [distribution(made, Sampling(**options), NOWHERE) for made in (np.asarray(values), torch.tensor(values, dtype=torch.float64))]
+    laws = [
+        distribution(made, Sampling(**options), NOWHERE)
+        for made in (np.asarray(values), torch.tensor(values, dtype=torch.float64))
+    ]
     _, near = oracle(values, **options)
     if near > 1e-7:
         ours, theirs = ([law.probability(token) for token in range(len(values))] for law in laws)
@@ -192,19 +193,21 @@ bodies = st.one_of(
 )
 
 
-@settings(quick, max_examples=400)
+@settings(quick, max_examples=200)
 @given(bodies, st.sampled_from([ChatFields, CompletionFields]))
 def test_bodies_are_fields_or_one_line(raw, kind):
     """Guards the door of the server: fields whose options can be asked for, or a 400 of one line in valid UTF-8."""
+    wrong = None
     try:
         read(kind, raw).options()
     except SelfspecError as error:
-        body = json.dumps(body_of(error), ensure_ascii=False).encode()
-        assert status_of(error) == 400
-        assert b"\\n" not in body
+        wrong = error
+    if wrong is not None:
+        assert status_of(wrong) == 400
+        assert b"\\n" not in json.dumps(body_of(wrong), ensure_ascii=False).encode()
 
 
-@settings(quick, max_examples=200)
+@settings(quick, max_examples=80)
 @given(st.lists(bodies, max_size=3))
 def test_lines_of_a_batch_are_requests_or_errors(lines):
     """Guards batch files: every line that is not blank has an outcome, and none ends the run."""
@@ -222,4 +225,4 @@ def test_documents_are_json_that_every_parser_reads(value):
     line = json_line({"value": value})
     assert "\n" not in line
     json_object(line.encode("utf-8", "surrogatepass"), "it", "a value")
-    json.loads(line, parse_constant=lambda name: pytest.fail(name))
+    json.loads(line, parse_constant=pytest.fail)

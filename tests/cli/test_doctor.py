@@ -58,7 +58,9 @@ def test_the_cache_is_counted(home):
         (home / name).write_bytes(b"x" * size)
     (home / "abc-v1.lock").touch()
     found = examine()
-    assert {name: found["cache"][name] for name in ("entries", "bytes", "tuned", "left_over", "left_over_bytes")} == {
+    assert {
+        name: found["cache"][name] for name in ("entries", "bytes", "tuned", "left_over", "left_over_bytes")
+    } == {
         "entries": 1,
         "bytes": 1024,
         "tuned": 1,

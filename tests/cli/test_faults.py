@@ -26,7 +26,7 @@ from selfspec.decode import Loop
 from selfspec.documents import write_whole
 from selfspec.errors import OptionError, OutOfMemoryError
 from selfspec.loading import has_native
-from selfspec.model.head_file import read_head, write_head
+from selfspec.model.head_file import write_head
 from selfspec.train.shards import Text, read_shard, write_shard
 
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="limits as Linux has them")
@@ -71,7 +71,7 @@ WRONG = (OptionError, OSError)  # the command line makes one line of both
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_disk_that_fills_up_leaves_the_old_file(name, tmp_path):
-    """Guards every file that is replaced: what was there stays whole, nothing is left beside it, and it works again."""
+    """Guards every file that is replaced: what was there stays whole, nothing lies beside it, and it works again."""
     write, path = WRITERS[name], tmp_path / "out"
     write(path, 1)
     before = path.read_bytes()
@@ -94,9 +94,10 @@ def test_an_error_of_the_last_step_leaves_the_old_file(name, tmp_path, monkeypat
     def fails(*_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    with monkeypatch.context() as patch, pytest.raises(WRONG, match="Read-only"):
+    with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", fails)
-        write(path, 2)
+        with pytest.raises(WRONG, match="Read-only"):
+            write(path, 2)
     assert path.read_bytes() == before
     write(path, 2)
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
@@ -148,7 +149,7 @@ def test_two_processes_that_write_at_once_leave_one_whole_file(name, tmp_path):
 def test_a_shard_that_does_not_fit_is_none(tmp_path):
     """Guards data for heads: one line, no half of a file, and the number is used again."""
     texts = [Text(np.arange(4000, dtype=np.int32), 1, 0.0, 0)]
-    with small_files(3000), pytest.raises(OptionError, match="cannot be written.*what is done is kept"):
+    with small_files(3000), pytest.raises(OptionError, match=r"cannot be written.*what is done is kept"):
         write_shard(tmp_path, texts)
     assert list(tmp_path.iterdir()) == []
     assert len(read_shard(write_shard(tmp_path, texts))) == 1
@@ -224,7 +225,7 @@ def test_a_full_disk_behind_stdout_is_one_line(spawn, tiny):
 @FORKS
 @pytest.mark.skipif(not has_native(), reason="the limit is too low for torch")
 def test_memory_that_runs_out_is_one_line_and_the_engine_goes_on(tiny):
-    """Guards a cache that does not fit: the error says so, and a smaller request is answered as if nothing had been."""
+    """Guards a cache that does not fit: the error says so, and a smaller request is answered all the same."""
     engine = selfspec.load(tiny, threads=1, draft="plain", max_new_tokens=5)
     want = engine.generate("hi").token_ids
     child = os.fork()
@@ -259,12 +260,15 @@ def leaping(steps):
 
 
 @pytest.mark.parametrize(
-    "steps", [[0.001, -0.5, 0.001], [0.0], [0.001, 86400.0 * 365], [-1e-9]], ids=["back", "stands", "leaps", "creeps back"]
+    "steps",
+    [[0.001, -0.5, 0.001], [0.0], [0.001, 86400.0 * 365], [-1e-9]],
+    ids=["back", "stands", "leaps", "creeps back"],
 )
 @pytest.mark.parametrize("draft", ["auto", "ngram", "early_exit:exit_layer=2", "suffix>early_exit:exit_layer=2"])
 def test_clocks_that_jump_change_no_text(tiny, monkeypatch, steps, draft):
-    """Guards the controller, look-up and figures: they read a clock, and it may leap, stand or (virtual machines) go
-    back; texts are the same, and what is reported is JSON.
+    """Guards the controller, look-up and figures: a clock may leap, stand or (virtual machines) go back.
+
+    Texts are the same, and what is reported is JSON.
     """
     engine = selfspec.load(tiny, **({"threads": 1} if has_native() else {"dtype": "float64"}))
     options = {"max_new_tokens": 40, "ignore_eos": True}

@@ -50,9 +50,12 @@ def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "packages", ", ".join(f"{name} {version or 'missing'}" for name, version in found["packages"].items())
     for name, extra in found["extras"].items():
         yield f"[{name}]" if "install" in extra or name != "other engines" else name, _extra(extra)
-    yield "cache", (
-        f"{cache['folder']} · {cache['entries']} conversions, {size(cache['bytes'])} · {cache['tuned']} tuned"
-        f"{'' if cache['writable'] else ' · cannot be written'}"
+    yield (
+        "cache",
+        (
+            f"{cache['folder']} · {cache['entries']} conversions, {size(cache['bytes'])} · {cache['tuned']} tuned"
+            f"{'' if cache['writable'] else ' · cannot be written'}"
+        ),
     )
     for name, model in found["models"].items():
         yield name, model["file"] if model["there"] else model["why"]

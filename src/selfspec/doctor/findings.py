@@ -103,8 +103,8 @@ def _core(core: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "only the portable kernels run here",
-            "the processor, or what emulates it, shows neither AVX2 with FMA and F16C nor NEON: passes take several "
-            "times as long",
+            "the processor, or what emulates it, shows neither AVX2 with FMA and F16C nor NEON: passes take "
+            "several times as long",
             "on Apple's processors use a Python for arm64; elsewhere another machine",
         )
 
@@ -175,9 +175,7 @@ def _models(models: Mapping[str, Any]) -> Iterator[Finding]:
     """A packaged model that is not installed is no finding; one that a variable names wrongly is."""
     for model in models.values():
         if not model["there"] and model["why"].startswith(model["variable"]):
-            yield Finding(
-                "problem", model["variable"], model["why"], "set it to a file that is there, or unset it"
-            )
+            yield Finding("problem", model["variable"], model["why"], "set it to a file that is there, or unset it")
 
 
 def _drafters(drafters: Mapping[str, Any]) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import torch
@@ -73,4 +73,5 @@ def _progress(path: Path) -> Progress:
         (path / _PROGRESS).write_text(json.dumps(found), encoding="utf-8")
         old.unlink()
     found = json.loads((path / _PROGRESS).read_text(encoding="utf-8"))
-    return Progress(**{f.name: type(f.default)(found[f.name]) for f in fields(Progress) if f.name in found})
+    kinds = asdict(Progress())  # numbers; another one is converted, or an error
+    return Progress(**{name: type(value)(found[name]) for name, value in kinds.items() if name in found})
