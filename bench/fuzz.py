@@ -1,9 +1,9 @@
 """Files that lie: valid ones are changed at random and read, in processes with little memory and time.
 
 Checkpoints, GGUF files, packed folders, heads, profiles and what `tune` keeps, results for `report`, data for
-heads, journals, corpora, and requests of the server and of batches. Every case must be read, or refused by an error of
-ours in one line. What counts as a find: any other exception or warning, a crash, more than 30 s or 1 GB, a file
-opened outside of the case, a program started, a connection, an unpickled object.
+heads, journals, corpora, and requests of the server and of batches. Every case must be read, or refused by an
+error of ours in one line. What counts as a find: any other exception or warning, a crash, more than 30 s or 1 GB, a
+file opened outside of the case, a program started, a connection, an unpickled object.
 
     python bench/fuzz.py --minutes 10
     python bench/fuzz.py --only gguf,head --cases 500 --seed 3

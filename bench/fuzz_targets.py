@@ -274,7 +274,8 @@ _CHAT = {
     "top_logprobs": 2, "logit_bias": {"5": -1}, "presence_penalty": 0.1, "stream": True,
     "stream_options": {"include_usage": True}, "speculative": {"draft": "ngram", "gamma": 2},
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {
-        "type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}}}, "prediction": {"type": "content", "content": "abc"},
+        "type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}}},
+    "prediction": {"type": "content", "content": "abc"},
 }  # fmt: skip
 _COMPLETION = {"prompt": ["a", "b"], "max_tokens": 2, "echo": True, "logprobs": 1, "min_tokens": 1, "top_k": 3,
                "structured_outputs": {"regex": "[ab]+"}, "deadline": 3}  # fmt: skip

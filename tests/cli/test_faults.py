@@ -71,7 +71,7 @@ WRONG = (OptionError, OSError)  # the command line makes one line of both
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_disk_that_fills_up_leaves_the_old_file(name, tmp_path):
-    """Guards every file that is replaced: what was there stays whole, nothing lies beside it, and it works again."""
+    """Guards every file that is replaced: what was there stays whole, and it works again."""
     write, path = WRITERS[name], tmp_path / "out"
     write(path, 1)
     before = path.read_bytes()

@@ -51,6 +51,20 @@ def test_light_commands_import_nothing_heavy(arguments):
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.parametrize(
+    ("code", "most"),
+    [("import selfspec", 50), ("from selfspec.cli.main import cli; cli.main(['--help'], standalone_mode=False)", 160)],
+    ids=["import", "help"],
+)
+def test_a_start_imports_few_modules(code, most):
+    """Guards 0.3 s for `import selfspec` and 0.5 s for `selfspec --help`: 30 and 90 modules, a third of a ms each."""
+    program = (
+        f"import sys; before = set(sys.modules)\ntry: {code}\nexcept SystemExit: pass\n"
+        f"more = set(sys.modules) - before; assert len(more) <= {most}, sorted(more)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
 def test_help_of_a_model_verb_needs_no_torch():
     """Guards `generate --help`, which imports the drafters for their options but no runtime."""
     program = (
