@@ -1,4 +1,4 @@
-"""The loop and its context where nothing else comes: rows aside of recurrent layers, memory, texts that are not there."""
+"""The loop and its context where nothing else comes: rows aside, memory that runs out, texts that have gone."""
 
 from __future__ import annotations
 
