@@ -55,7 +55,7 @@ def test_light_commands_import_nothing_heavy(arguments):
     ("code", "most"),
     [
         ("import selfspec", 50),
-        ("from selfspec.cli.main import cli; cli.main(['--help'], standalone_mode=False)", 160),
+        ("from selfspec.cli.main import cli; cli.main(['--help'])", 160),
     ],
     ids=["import", "help"],
 )
