@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from selfspec.sampling import score
+from selfspec.errors import ConstraintError
+from selfspec.sampling import Chance, distribution, score
+from selfspec.types import Prefix, Sampling
 
+NOWHERE = Prefix((), 0)
 BACKENDS = pytest.mark.parametrize("backend", [np.asarray, torch.from_numpy])
 
 
@@ -19,8 +22,65 @@ def test_a_score_is_of_the_raw_law(backend):
     logits = np.array([1.0, 3.0, 3.0, -math.inf, 2.0], dtype=np.float32)
     logs = logits.astype(np.float64) - np.log(np.exp(logits.astype(np.float64)).sum())
     found = score(backend(logits), 4, 3)
-    assert found[0] == pytest.approx(logs[4], abs=1e-12)
-    assert [token for token, _ in found[1]] == [1, 2, 4]
-    assert [value for _, value in found[1]] == pytest.approx(logs[[1, 2, 4]].tolist(), abs=1e-12)
-    assert score(backend(logits), 1, 0)[1] == ()
-    assert len(score(backend(logits), 1, 9)[1]) == 5
+    assert found.logprob == pytest.approx(logs[4], abs=1e-12)
+    assert [token for token, _ in found.top] == [1, 2, 4]
+    assert [value for _, value in found.top] == pytest.approx(logs[[1, 2, 4]].tolist(), abs=1e-12)
+    assert score(backend(logits), 1, 0).top == ()
+    assert len(score(backend(logits), 1, 9).top) == 5
+
+
+def test_a_score_of_large_logits_and_many_ties():
+    """Guards against an overflow before the largest is taken off, and ties in whatever order a sort leaves them."""
+    found = score(np.array([1000.0, 999.0]), 1, 1)
+    assert found.logprob == pytest.approx(-1 - math.log1p(math.exp(-1)), abs=1e-9)
+    assert [token for token, _ in score(np.zeros(500), 0, 400).top] == [*range(400)]
+
+
+def kept(probabilities, **options):
+    """The tokens that cuts leave of a law."""
+    law = distribution(np.log(np.asarray(probabilities)), Sampling(1.0, **options), NOWHERE)
+    return [token for token in range(len(probabilities)) if law.probability(token) > 0]
+
+
+def test_typical_sampling_looks_at_what_other_cuts_have_kept():
+    """Guards the order of cuts: some that top-p left out are nearer to the entropy than the likeliest."""
+    law = [0.3, *[0.03] * 20, *[0.029] * 8]
+    assert kept(law, top_p=0.79) == [*range(21)]
+    assert kept(law, top_p=0.79, typical_p=0.9) == [*range(21)]
+
+
+def test_typical_sampling_keeps_unlikely_tokens_near_the_entropy():
+    """Guards the bound of the sort: twice the entropy, where most of the mass is in unlikely tokens."""
+    assert kept([0.19, *[0.009] * 90], typical_p=0.05) == [*range(1, 91)]
+
+
+class Zeros:
+    """A generator whose numbers are the smallest there are."""
+
+    def random(self):
+        return 0.0
+
+
+def test_what_has_no_probability_is_never_accepted():
+    """Guards against a token that the target cannot say: a uniform number may be 0."""
+    chance = Chance(0)
+    chance._random = Zeros()
+    assert chance.accept(0.0) is False
+    assert chance.accept(1e-300) is True
+
+
+class Nothing:
+    """A grammar that allows no token."""
+
+    def allowed(self, prefix):
+        return np.zeros(3, dtype=bool)
+
+
+def test_a_grammar_that_leaves_nothing_is_named_as_one():
+    """Guards the words: users gave a grammar, not a constraint."""
+    for more, words in (
+        ({}, "under the grammar; relax"),
+        ({"logit_bias": {1: 2.0}}, "logit_bias and the grammar;"),
+    ):
+        with pytest.raises(ConstraintError, match=words):
+            distribution(np.zeros(3), Sampling(constraint=Nothing(), **more), NOWHERE)
