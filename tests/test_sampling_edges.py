@@ -33,7 +33,8 @@ def test_a_score_of_large_logits_and_many_ties():
     """Guards against an overflow before the largest is taken off, and ties in whatever order a sort leaves them."""
     found = score(np.array([1000.0, 999.0]), 1, 1)
     assert found.logprob == pytest.approx(-1 - math.log1p(math.exp(-1)), abs=1e-9)
-    assert [token for token, _ in score(np.zeros(500), 0, 400).top] == [*range(400)]
+    tied = score(np.tile([0.0, 1.0, 0.5], 200), 0, 500).top
+    assert [token for token, _ in tied] == [*range(1, 600, 3), *range(2, 600, 3), *range(0, 300, 3)]
 
 
 def kept(probabilities, **options):
