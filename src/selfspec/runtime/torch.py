@@ -24,7 +24,7 @@ from selfspec.runtime.products import linear
 from selfspec.runtime.rings import split
 from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.runtime.states import BLOCK
-from selfspec.runtime.torch_block import Block, norm_of
+from selfspec.runtime.torch_block import Block, Norm, norm_of
 from selfspec.runtime.torch_cache import FEWER, TorchCache, memory_for
 from selfspec.runtime.torch_objects import base_of, is_torchao, tensors_of
 from selfspec.runtime.torch_placement import Placement, Turn
@@ -282,14 +282,19 @@ class TorchRuntime(Runtime):
     def logits(self, hidden: Array) -> Array:
         """Logits [R, V] in float32 or float64: a NumPy array where the weights are on a CPU."""
         with self.pass_of(f"the logits of {hidden.shape[0]} rows"):
-            out = linear(hidden if self._norm is None else self._norm(hidden), self._head)
-            if out.dtype in (torch.float16, torch.bfloat16):
-                out = out.float()
-            if self.config.logit_scale != 1.0:
-                out = out * self.config.logit_scale
-            if self.config.logit_cap is not None:
-                out = self.config.logit_cap * torch.tanh(out / self.config.logit_cap)
+            out = ended(hidden, self._norm, self._head, (self.config.logit_scale, self.config.logit_cap))
             return out.contiguous().numpy() if out.device.type == "cpu" else out
+
+
+def ended(hidden: Tensor, norm: Norm | None, head: Tensor, ends: tuple[float, float | None]) -> Tensor:
+    """Final norm and LM head: logits [R, V] in float32 or float64; ``ends`` are their scale and their cap."""
+    scale, cap = ends
+    out = linear(hidden if norm is None else norm(hidden), head)
+    if out.dtype in (torch.float16, torch.bfloat16):
+        out = out.float()
+    if scale != 1.0:
+        out = out * scale
+    return out if cap is None else cap * torch.tanh(out / cap)
 
 
 def _with_own_head(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelConfig:
