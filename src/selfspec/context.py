@@ -32,6 +32,7 @@ from selfspec.types import (
     SubLayer,
     Verdict,
 )
+from selfspec.unseen import unread
 from selfspec.watch import Watch, Watched
 
 if TYPE_CHECKING:
@@ -290,7 +291,7 @@ class Context:
 
         Rows whose states the draft kept join at the layer where it left; the others start at layer 0.
         """
-        tokens = [(text.pending, *draft.tokens) for text, draft in zip(texts, drafts, strict=True)]
+        tokens = [(text.pending, *unread(draft.tokens)) for text, draft in zip(texts, drafts, strict=True)]
         rows = _rows(texts, drafts)
         watch = Watch(drafts)
         if all(draft.hidden is None for draft in drafts):

@@ -197,14 +197,21 @@ class TorchRuntime(Runtime):
         """Hidden states [R, d] that enter layer 0."""
         device = self._embedding.device
         with _as_stored(device):
-            hidden = F.embedding(torch.tensor(tokens, device=device), self._embedding)
-            if self._scale is not None:
-                hidden = hidden * self._scale
-            if self._positions is not None:
-                assert positions is not None, "the positions of this model are learned vectors"
-                places = torch.from_numpy(positions).to(device)
-                hidden = hidden + F.embedding(places + (self.config.position_offset or 0), self._positions)
-            return hidden
+            places = None if self._positions is None else positions
+            return self.entered(
+                torch.tensor(tokens, device=device),
+                None if places is None else torch.from_numpy(places).to(device),
+            )
+
+    def entered(self, tokens: Tensor, places: Tensor | None) -> Tensor:
+        """See `embed`, of ``tokens`` [R] at ``places`` [R] that are on the device."""
+        hidden = F.embedding(tokens, self._embedding)
+        if self._scale is not None:
+            hidden = hidden * self._scale
+        if self._positions is not None:
+            assert places is not None, "the positions of this model are learned vectors"
+            hidden = hidden + F.embedding(places + (self.config.position_offset or 0), self._positions)
+        return hidden
 
     def new_cache(self, slots: int, length: int) -> TorchCache:
         """An empty cache in the precision of the weights; layers with a window have the cells that they need."""

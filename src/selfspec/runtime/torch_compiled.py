@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 
@@ -19,6 +20,7 @@ from selfspec.runtime.torch_cache import FEWER, Store, memory_for
 from selfspec.runtime.torch_compiler import Compiler
 from selfspec.runtime.torch_static import WIDTHS, Grid, Shapes, StaticPlacement, Views, views
 from selfspec.types import Array, LayerPlan, Rows, SubLayer
+from selfspec.unseen import Mark
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from selfspec.model.config import ModelConfig
     from selfspec.runtime.base import Cache
+    from selfspec.runtime.on_device import OnDevice
     from selfspec.runtime.torch_block import Block, Norm
     from selfspec.types import Integers
 
@@ -78,6 +81,26 @@ class CompiledTorch(TorchRuntime):
     def device(self) -> torch.device:
         """Where it runs."""
         return self._embedding.device
+
+    @cached_property
+    def on_device(self) -> OnDevice | None:
+        """See `Runtime.on_device`."""
+        from selfspec.runtime.torch_rounds import TorchRounds
+
+        return TorchRounds(self)
+
+    def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:
+        """See `Runtime.embed`; among the tokens may be marks of `selfspec.unseen`."""
+        marks = [(row, token) for row, token in enumerate(tokens) if isinstance(token, Mark)]
+        if not marks:
+            return super().embed(tokens, positions)
+        with self.pass_of(f"{len(tokens)} tokens"):
+            found = self.uploaded(np.asarray(tokens, dtype=np.int64))
+            for unseen in {id(mark.unseen): mark.unseen for _, mark in marks}.values():
+                own = [(row, mark.place) for row, mark in marks if mark.unseen is unseen]
+                rows, places = self.uploaded(np.asarray(own, dtype=np.int64).T)
+                found[rows] = unseen.array[places]
+            return self.entered(found, None if positions is None else self.uploaded(positions))
 
     def new_cache(self, slots: int, length: int) -> StaticCache:
         """An empty cache with scratch cells; its memory may be that of one that is gone."""
