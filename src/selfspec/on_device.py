@@ -1,7 +1,7 @@
 """Which texts can be drafted for and judged on the device, and what the host makes of it.
 
-Whoever wants to look at logits cannot: processors, grammars, callables, coupled noise, log probabilities and drafters
-that learn from verifications. Their texts go the ordinary way, row by row on the host.
+Whoever wants to look at logits cannot: processors, grammars, callables, coupled noise, log probabilities and
+drafters that learn from verifications. Their texts go the ordinary way, row by row on the host.
 """
 
 from __future__ import annotations

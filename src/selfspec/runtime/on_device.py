@@ -46,7 +46,8 @@ class Findings(NamedTuple):
     """What came back of a case.
 
     Of a deterministic draft the token that the target ``chose`` after every row. Of a sampled one how much of it
-    was ``accepted``, the token after that if it ends nowhere before, and how many ``used`` numbers decided the first.
+    was ``accepted``, the token after that if it ends nowhere before, and how many numbers were ``used`` for the
+    first.
     """
 
     chose: tuple[int, ...] = ()

@@ -1,8 +1,8 @@
 """The torch runtime in compiled passes of few shapes: the default on a GPU.
 
-Every pass of up to `torch_static.WIDTHS` rows of a text, plain decoding's too, runs at one of these row counts; so a
-row's result does not depend on the rows beside it, as long as both passes have the same count. Larger passes
-(prompts) and plans that run a part of a sub-layer run as in `TorchRuntime`, over the same cache.
+Every pass of few rows, plain decoding's too, runs at one of the row counts `torch_static.WIDTHS`; so a row's result
+does not depend on the rows beside it, as long as both passes have the same count. Larger passes (prompts) and plans
+that run a part of a sub-layer run as in `TorchRuntime`, over the same cache.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 
+from selfspec.errors import OptionError
+from selfspec.model.cache import cache_folder
 from selfspec.runtime.torch import TorchRuntime, ended
 from selfspec.runtime.torch_arena import Arena, Arenas, StaticCache
 from selfspec.runtime.torch_cache import FEWER, Store, memory_for
-from selfspec.runtime.torch_compiler import Compiler
+from selfspec.runtime.torch_compiler import Compiler, keep_compiled_in
 from selfspec.runtime.torch_static import WIDTHS, Grid, Shapes, StaticPlacement, Views, views
 from selfspec.types import Array, LayerPlan, Rows, SubLayer
 from selfspec.unseen import Mark
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from selfspec.types import Integers
 
 
+HOWS = ("auto", "on", "off")
+
+
 def lacking(config: ModelConfig) -> str:
     """What of a model cannot be compiled, for people; "" if all can."""
     if config.recurrences:
@@ -41,6 +46,22 @@ def lacking(config: ModelConfig) -> str:
     if any(config.layer(index).experts is not None for index in range(config.num_layers)):
         return "experts, which are chosen by the host"
     return ""
+
+
+def compiled(runtime: TorchRuntime, how: str, notify: Callable[[str], None]) -> TorchRuntime:
+    """See `TorchRuntime.compiled`."""
+    if how not in HOWS:
+        raise OptionError(f"compile is {how!r}; it must be one of {', '.join(HOWS)}")
+    lack = lacking(runtime.config)
+    if how == "on" and lack:
+        raise OptionError(f"compile is on, but {runtime.config.family} has {lack}; use compile off")
+    if how == "off" or lack or (how == "auto" and runtime.device.type != "cuda"):
+        return runtime
+    made = CompiledTorch(runtime.config, runtime.weights)
+    made.precision = runtime.precision
+    made.compiler = Compiler(is_required=how == "on", notify=notify)
+    keep_compiled_in(cache_folder() / "torch")
+    return made
 
 
 class Work(NamedTuple):
@@ -71,16 +92,6 @@ class CompiledTorch(TorchRuntime):
     def runs_on(self) -> str:
         """torch, that it is compiled, and the device where that is not a CPU."""
         return f"{super().runs_on}, {'as it is' if self.compiler.failure else 'compiled'}"
-
-    @property
-    def placement(self) -> dict[str, Any]:
-        """torch, on the same device, compiled."""
-        return {**super().placement, "compile": "on"}
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-        return self._embedding.device
 
     @cached_property
     def on_device(self) -> OnDevice | None:
@@ -161,7 +172,9 @@ class CompiledTorch(TorchRuntime):
             kind = (step.part, self._kinds[layer], *shape, reads is None)
             if step.part == "attention":
                 cells = _marked(arena.keys[layer]), _marked(arena.values[layer])
-                hidden = self.compiler(kind, _attention, block, (hidden, reads), self._part(seen, layer), work.width, cells)
+                hidden = self.compiler(
+                    kind, _attention, block, (hidden, reads), self._part(seen, layer), work.width, cells
+                )
             else:
                 hidden = self.compiler(kind, _mlp, block, (hidden, reads))
             if step in work.taps:
@@ -170,7 +183,9 @@ class CompiledTorch(TorchRuntime):
 
     def _shapes(self, work: Work, dtype: torch.dtype) -> Shapes:
         group = self.config.num_heads // self.config.num_kv_heads
-        return Shapes(work.arena.shape[0], work.width, group, tuple(self._windows), tuple(self._turns.values()), dtype)
+        return Shapes(
+            work.arena.shape[0], work.width, group, tuple(self._windows), tuple(self._turns.values()), dtype
+        )
 
     def _examples(self, arena: Arena) -> tuple[Tensor, ...]:
         """For each window the keys of a layer that has it."""

@@ -1,8 +1,8 @@
 """What runs compiled: functions of torch, one for each shape, captured as CUDA graphs where there is a GPU.
 
 Compiled is by layer, captured by pass. Layers of one kind are one function of their tensors, so a model of 32 equal
-layers compiles two of them, and a plan that skips others than the last one compiles nothing. What a pass launches is
-captured, over the memory of its cache, when it is run a second time.
+layers compiles two of them, and a plan that skips others than the last one compiles nothing. What a pass launches
+is captured, over the memory of its cache, when it is run a second time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Compiler:
         if key in self._made:
             return self._made[key](*args)
         started = time.perf_counter()
-        made = torch.compile(_copied(function, f"{function.__name__}_{self.count}"), backend=self.backend, fullgraph=True)
+        made = torch.compile(
+            _copied(function, f"{function.__name__}_{self.count}"), backend=self.backend, fullgraph=True
+        )
         try:
             result = made(*args)
         except Exception as error:
@@ -82,7 +84,9 @@ class Compiler:
     def _fail(self, error: Exception) -> None:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         if self._is_required:
-            raise OptionError(f"compile is on, but torch cannot compile here ({reason}); use compile off") from error
+            raise OptionError(
+                f"compile is on, but torch cannot compile here ({reason}); use compile off"
+            ) from error
         self.failure = reason
         self.notify(f"torch cannot compile here ({reason}); running as it is, which is slower")
 
@@ -97,7 +101,9 @@ class Compiler:
             self._depth -= 1
         if self.count > count and not self._depth and self.backend == "inductor":
             made, took = self.count - count, self.seconds - seconds
-            self.notify(f"compiled {made} functions in {took:.1f} s; kept in {os.environ.get(FOLDER, 'the cache of torch')}")
+            self.notify(
+                f"compiled {made} functions in {took:.1f} s; kept in {os.environ.get(FOLDER, 'the cache of torch')}"
+            )
 
     def graphed(
         self,

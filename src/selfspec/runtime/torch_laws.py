@@ -77,7 +77,7 @@ def block_verdict(target: Tensor, drafted: Tensor, tokens: Tensor, uniforms: Ten
     shares = torch.where(rest > 0.0, rest / (rest + (1.0 - before)), 0.0)
     order = torch.arange(1, gamma + 1, device=tokens.device)
     rows = torch.where(weights == 0.0, order, gamma).amin()  # nothing is looked at after a token that cannot hold
-    # how likely the first `order` tokens are to hold: their own weight for the last ones, else the share of their row
+    # how likely the first `order` tokens are to hold: the last ones by their weight, else by the share of their row
     chances = torch.where(order == rows, weights, torch.cat((shares[1:], shares.new_zeros(1))))
     holds = (order <= rows) & (uniforms[(rows - order).clamp(min=0)] < chances)
     accepted = torch.where(holds, order, 0).amax()

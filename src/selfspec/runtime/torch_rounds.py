@@ -77,9 +77,7 @@ class TorchRounds(OnDevice):
         timed, self._timed = self._timed, []
         return sum(begun.elapsed_time(done) for begun, done in timed if done.query()) / 1e3
 
-    def _one(
-        self, start: Start, tokens: Tensor, states: Tensor | None, laws: Tensor | None, layer: int
-    ) -> Draft:
+    def _one(self, start: Start, tokens: Tensor, states: Tensor | None, laws: Tensor | None, layer: int) -> Draft:
         slot, gamma = start.slot, start.gamma
         return Draft(
             Unseen(tokens[slot], gamma, self.fetched),
@@ -148,7 +146,11 @@ class TorchRounds(OnDevice):
             return torch.cat((is_good, picked(target, uniforms[depths])))
         laws = torch.stack([_tensor(law.probs) for law in draft.laws if isinstance(law, Dense)])
         tokens = draft.tokens
-        held = tokens.array[: len(tokens)] if isinstance(tokens, Unseen) else self._runtime.uploaded(np.asarray(tokens))
+        held = (
+            tokens.array[: len(tokens)]
+            if isinstance(tokens, Unseen)
+            else self._runtime.uploaded(np.asarray(tokens))
+        )
         return torch.cat((is_good, block_verdict(target, laws, held, uniforms)))
 
     def fetched(self, numbers: Tensor) -> list[int]:

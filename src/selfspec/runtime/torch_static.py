@@ -1,14 +1,15 @@
 """Passes of fixed shapes: rows on a grid, and attention over all cells of a cache.
 
-A pass of R rows runs as ``slots`` x ``width`` rows, ``width`` being the smallest of a few counts that holds the rows
-of every slot. The rows of the grid that nobody asked for write to a scratch cell, see one cell, and are dropped. So
-there are few shapes, each is compiled once, and a row is computed by the same kernels whatever rows run beside it.
+A pass of R rows runs as ``slots`` x ``width`` rows, ``width`` being the smallest of a few counts that holds the
+rows of every slot. The rows of the grid that nobody asked for write to a scratch cell, see one cell, and are
+dropped. So there are few shapes, each is compiled once, and a row is computed by the same kernels whatever rows run
+beside it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -89,7 +90,7 @@ class Views(NamedTuple):
 
 
 class Shapes(NamedTuple):
-    """What `views` needs to know beside the rows: fixed for a model and a grid; ``group`` queries share a KV head."""
+    """What `views` needs to know beside the rows; ``group`` queries share a KV head."""
 
     slots: int
     width: int
@@ -189,5 +190,4 @@ def _by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scores: Scores) -> T
         sinks = sinks.expand(-1, -1, queries // sinks.shape[1]).reshape(1, kv_heads, queries, 1)
         found = torch.cat((found, sinks.expand(len(q), -1, -1, -1)), dim=-1)
     weights = found.softmax(dim=-1)[..., : k.shape[2]].to(v.dtype)
-    found = weights @ v
-    return found
+    return weights @ v
