@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from constraints import PROCESSORS, settings, some
-from doubles import STATES, Host, run, tiny_core, tiny_hybrid, tiny_runtime
+from doubles import STATES, Host, run, tiny_core, tiny_hybrid, tiny_runtime, tiny_static
 from random_heads import fitted_eagle, nearly_untrained, random_facts
 
 from selfspec.drafters import create, drafter_class
@@ -271,6 +271,18 @@ HYBRID = (
     "wrong",
     "mixed",
 )  # chains
+ON_A_GRID = (
+    "early_exit 2",
+    "early_exit stop",
+    "early_exit comb",
+    "layer_skip",
+    "layer_skip from the first",
+    "ngram",
+    "right",
+    "mixed",
+    "bush 3",
+    "auto",
+)  # every way through a round on the device, and past it
 LIGHTER = {  # drafters of runtimes that can run the same model in fewer bits
     "quantized": ("quantized", {}),
     "quantized comb": ("quantized", {"draft_bits": 4, "siblings": 2, "confidence": 0.05}),
@@ -445,6 +457,7 @@ class Target:
 RUNTIMES = {
     "toy": Target(lambda: MarkovRuntime(SIZE, num_layers=5, seed=1), cells=45),
     "torch": Target(tiny_runtime, cells=9, after_round=check_cache),
+    "torch on a grid": Target(tiny_static, cells=9, after_round=check_cache, drafters=ON_A_GRID),
     **{
         f"hybrid {kind}": Target(partial(tiny_hybrid, kind), cells=9, after_round=check_next, drafters=HYBRID)
         for kind in STATES

@@ -103,8 +103,6 @@ class CompiledTorch(TorchRuntime):
     def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:
         """See `Runtime.embed`; among the tokens may be marks of `selfspec.unseen`."""
         marks = [(row, token) for row, token in enumerate(tokens) if isinstance(token, Mark)]
-        if not marks:
-            return super().embed(tokens, positions)
         with self.pass_of(f"{len(tokens)} tokens"):
             found = self.uploaded(np.asarray(tokens, dtype=np.int64))
             for unseen in {id(mark.unseen): mark.unseen for _, mark in marks}.values():

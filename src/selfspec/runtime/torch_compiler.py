@@ -39,7 +39,7 @@ class Compiler:
     Parameters
     ----------
     backend
-        Of `torch.compile`.
+        Of `torch.compile`; None runs everything as it is, in the same shapes.
     is_required
         Whether what cannot be compiled is an error; else it runs as it is, ``failure`` says why, and ``notify`` is
         told.
@@ -61,7 +61,7 @@ class Compiler:
 
     def __call__(self, key: Hashable, function: Callable[..., Any], *args: Any) -> Any:
         """``function(*args)``, compiled for this ``key``: one function, and one set of shapes and kinds."""
-        if self.failure:
+        if self.failure or self.backend is None:
             return function(*args)
         if key in self._made:
             return self._made[key](*args)
