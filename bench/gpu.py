@@ -30,7 +30,7 @@ if importlib.util.find_spec("selfspec") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 import torch
-from gpu_models import TINY_SHAPES, Shape, predictions, random_weights, SHAPES
+from gpu_models import SHAPES, TINY_SHAPES, Shape, predictions, random_weights
 
 BUDGET = 460.0  # seconds of all sections together
 
@@ -362,7 +362,8 @@ def embedded(bench: Bench) -> dict[str, Any]:
     """The embedded model, as a user runs it: tokens per second, and equal texts."""
     import selfspec
 
-    engine = selfspec.load(device=bench.device.type, dtype="bfloat16", compile="on" if bench.is_gpu else "off")
+    engine = selfspec.load(device=bench.device.type, dtype="bfloat16", compile="on")
+    engine.runtime.compiler.backend = bench.backend
     prompt = "Write a short poem about a river. Start every line with 'The river'."
     found: dict[str, Any] = {}
     texts = []

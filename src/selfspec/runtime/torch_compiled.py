@@ -142,8 +142,8 @@ class CompiledTorch(TorchRuntime):
             picked = [states[: len(rows)] if index is None else states[index] for states in (out, *tapped)]
         return picked[0], dict(zip(work.taps, picked[1:], strict=True))
 
-    def uploaded(self, array: Integers) -> Tensor:
-        """Integers on the device; the host does not wait for it."""
+    def uploaded(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """Numbers on the device; the host does not wait for it."""
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     def _graphed_pass(self, work: Work, entering: Tensor, packed: Tensor) -> tuple[Tensor, ...]:
@@ -203,10 +203,10 @@ class CompiledTorch(TorchRuntime):
     def scored(self, hidden: Tensor) -> Tensor:
         """Logits [R, V] on the device."""
         rows = hidden.shape[0]
-        width = next((width for width in (*WIDTHS, 256, 512) if width >= rows), 0)
+        width = next((width for width in (*WIDTHS, 256) if width >= rows), 0)
         if not width or self.compiler.failure:
             with self.pass_of(f"the logits of {rows} rows"):
-                return self.ended(hidden)
+                return ended(hidden, self._norm, self._head, self._ends)
         with self.pass_of(f"the logits of {rows} rows"), self.compiler.first_calls():
             entering = hidden if rows == width else F.pad(hidden, (0, 0, 0, width - rows))
             return self.head(entering)[:rows]

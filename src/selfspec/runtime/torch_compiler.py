@@ -82,7 +82,8 @@ class Compiler:
         return result
 
     def _fail(self, error: Exception) -> None:
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = " ".join(lines[:2]) or type(error).__name__
         if self._is_required:
             raise OptionError(
                 f"compile is on, but torch cannot compile here ({reason}); use compile off"
@@ -138,7 +139,7 @@ class Compiler:
 
     def _capture(self, body: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> Captured:
         stand = tuple(given.clone() for given in inputs)
-        aside = torch.cuda.Stream()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             body(*stand)  # what libraries allocate when they are first called on a stream must be there

@@ -80,10 +80,10 @@ def block_verdict(target: Tensor, drafted: Tensor, tokens: Tensor, uniforms: Ten
     # how likely the first `order` tokens are to hold: the last ones by their weight, else by the share of their row
     chances = torch.where(order == rows, weights, torch.cat((shares[1:], shares.new_zeros(1))))
     holds = (order <= rows) & (uniforms[(rows - order).clamp(min=0)] < chances)
-    accepted = torch.where(holds, order, 0).amax()
+    accepted = torch.where(holds, order, 0).amax()[None]  # a tensor without dimensions would be read to index
     used = torch.where(accepted > 0, rows - accepted + 1, rows)
     weight = torch.where(accepted > 0, weights[(accepted - 1).clamp(min=0)], 1.0)
-    left = (weight * target[accepted] - drafted[accepted.clamp(max=gamma - 1)]).clamp(min=0.0)
-    law = torch.where((accepted < gamma) & (left.sum() > 0.0), left, target[accepted])
-    bonus = picked(law[None], uniforms[used][None])
-    return torch.stack((accepted, bonus[0], used))
+    law = target[accepted]
+    left = (weight * law - drafted[accepted.clamp(max=gamma - 1)]).clamp(min=0.0)
+    law = torch.where((accepted < gamma) & (left.sum() > 0.0), left, law)
+    return torch.cat((accepted, picked(law, uniforms[used]), used))

@@ -31,7 +31,7 @@ class TorchRounds(OnDevice):
 
     def __init__(self, runtime: CompiledTorch) -> None:
         self._runtime = runtime
-        self._timed: list[tuple[Any, Any]] = []
+        self._timed: list[tuple[Any, ...]] = []
 
     def draft(self, plan: LayerPlan, starts: Sequence[Start], cache: Cache, sampling: Sampling) -> list[Draft]:
         """See `OnDevice.draft`: a CUDA graph for each γ, plan and law."""
@@ -66,7 +66,7 @@ class TorchRounds(OnDevice):
         if self._runtime.device.type != "cuda":
             yield
             return
-        events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        events: tuple[Any, ...] = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         events[0].record()
         yield
         events[1].record()
@@ -75,7 +75,7 @@ class TorchRounds(OnDevice):
     def drafting(self) -> float:
         """See `OnDevice.drafting`."""
         timed, self._timed = self._timed, []
-        return sum(begun.elapsed_time(done) for begun, done in timed if done.query()) / 1e3
+        return float(sum(begun.elapsed_time(done) for begun, done in timed if done.query())) / 1e3
 
     def _one(self, start: Start, tokens: Tensor, states: Tensor | None, laws: Tensor | None, layer: int) -> Draft:
         slot, gamma = start.slot, start.gamma

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from selfspec.runtime.torch_placement import Scores, Turn
     from selfspec.types import Integers, Rows
 
-WIDTHS = (8, 16, 32, 64, 128)  # rows of a slot; plain decoding has the first, like drafts of up to 7 tokens
+WIDTHS = (8, 16, 64)  # rows of a slot; plain decoding has the first, like drafts of up to 7 tokens
 MOST_ROWS = 512  # of a grid: larger passes, prompts mostly, keep a GPU busy as they are
 
 
