@@ -201,48 +201,61 @@ def test_texts_are_those_of_the_host_and_come_once_a_round(texts, sampling, monk
 
 
 class NoWaiting(TorchDispatchMode):
-    """Whatever needs numbers on the host, or shapes that follow from numbers, raises."""
+    """Whatever needs numbers on the host, or shapes that follow from numbers, raises while it is ``armed``."""
 
-    WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique", "is_nonzero", "item")
+    KERNELS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique", "is_nonzero")
+    METHODS = ("tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "__array__")
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.armed = False
+        for name in self.METHODS:
+            monkeypatch.setattr(torch.Tensor, name, self.guarded(name, getattr(torch.Tensor, name)))
+
+    def guarded(self, name, method):
+        def refused(tensor, *args, **how):
+            assert not self.armed, f"{name} waits for the device"
+            return method(tensor, *args, **how)
+
+        return refused
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        if name.startswith(self.WAITS):
-            raise AssertionError(f"{name} waits for the device")
-        if name in {"index", "index_put_"} and any(
-            index is not None and index.dtype == torch.bool for index in args[1]
-        ):
-            raise AssertionError("a boolean index waits for the device")
+        if self.armed:
+            assert not name.startswith(self.KERNELS), f"{name} waits for the device"
+            indices = args[1] if name in {"index", "index_put_"} else ()
+            assert all(index is None or index.dtype != torch.bool for index in indices), (
+                "a mask waits for the device"
+            )
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("sampling", [SAMPLINGS[0], SAMPLINGS[3]], ids=str)
-def test_nothing_in_a_round_waits_for_the_device(sampling, monkeypatch):
+@pytest.mark.parametrize("sampling", [SAMPLINGS[0], SAMPLINGS[3]], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("draft", ["plain", "early_exit", "ngram"])
+def test_nothing_in_a_round_waits_for_the_device(draft, sampling, monkeypatch):
     """Guards rounds without synchronisation, from the first draft step to the one transfer."""
-    static = tiny_static()
-    fetched = TorchRounds.fetched
+    static, waiting, fetched = tiny_static(), NoWaiting(monkeypatch), TorchRounds.fetched
 
     def allowed(self, numbers):
-        with torch.utils._python_dispatch._disable_current_modes():
-            return fetched(self, numbers)
+        waiting.armed = False
+        found = fetched(self, numbers)
+        waiting.armed = True
+        return found
+
+    def begun(_context, _texts, _round):
+        waiting.armed = True
 
     monkeypatch.setattr(TorchRounds, "fetched", allowed)
     # what is a NumPy view on a CPU stays a tensor on a GPU, and reading a tensor is what is looked for
     monkeypatch.setattr(type(static), "logits", lambda self, hidden: self.scored(hidden))
-    waiting = NoWaiting()
-    rounds = count()
-
-    def guarded(_context, _texts, _round):
-        if next(rounds) == 0:
-            waiting.__enter__()
-
-    try:
-        run(static, PROMPTS, "early_exit", {"exit_layer": 2, "gamma": 4}, sampling=sampling, each_round=guarded)
-    finally:
-        waiting.__exit__(None, None, None)
-    assert next(rounds) > 5
-    with pytest.raises(AssertionError, match="waits"), NoWaiting():
-        torch.ones(3).max().item()  # the guard guards
+    with waiting:
+        texts = run(static, PROMPTS, draft, DRAFTS[draft], sampling=sampling, each_round=begun)
+        assert waiting.armed
+        for wait in (lambda: torch.ones(3).max().item(), lambda: torch.ones(3)[torch.ones(3) > 0]):
+            with pytest.raises(AssertionError, match="waits"):  # the guard guards
+                wait()
+        waiting.armed = False
+    assert all(len(text.tokens) == text.limit for text in texts)
 
 
 # -- caches -----------------------------------------------------------------------------------------------

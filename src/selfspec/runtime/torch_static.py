@@ -54,6 +54,8 @@ class Grid:
             rank = np.empty(count, dtype=np.int64)
             rank[order] = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
             index = rank
+        if rows.lineage is not None:  # of some rows of a deep tree
+            most = max(most, rows.lineage.shape[1])
         width = next((width for width in WIDTHS if width >= most), 0)
         if not width or slots * width > MOST_ROWS:
             return None
