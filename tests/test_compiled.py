@@ -312,6 +312,7 @@ def test_nothing_is_compiled_after_the_first_rounds():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own, of what inductor imports
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_compiled_code_gives_the_text(dtype):
     """Guards what inductor makes of the passes: greedy, sampled and tree drafts, alone and together."""

@@ -34,6 +34,8 @@ def draft_steps(
     device, sampling = context.runtime.on_device, texts[0].sampling
     if device is None or not context.feeds.is_idle or plan.kept or not is_plain(sampling):
         return None
+    if any(text.logprobs is not None for text in texts):  # the host judges them
+        return None
     if any(text.sampling != sampling or text.samples_drafts != texts[0].samples_drafts for text in texts):
         return None
     law = sampling if texts[0].samples_drafts else sampling.likeliest

@@ -11,6 +11,7 @@ import os
 import time
 import types
 from contextlib import contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -58,6 +59,7 @@ class Compiler:
         self._made: dict[Hashable, Callable[..., Any]] = {}
         self._pool: Any = None
         self._depth = 0
+        self._replaying = Lock()
 
     def __call__(self, key: Hashable, function: Callable[..., Any], *args: Any) -> Any:
         """``function(*args)``, compiled for this ``key``: one function, and one set of shapes and kinds."""
@@ -132,10 +134,11 @@ class Compiler:
                 self.graph_failure = str(error).splitlines()[0]
                 self.notify(f"CUDA graphs cannot be captured here ({self.graph_failure}); running without them")
                 return body(*inputs)
-        for stands, given in zip(found.inputs, inputs, strict=True):
-            stands.copy_(given)
-        found.graph.replay()
-        return tuple(out.clone() for out in found.outputs)
+        with self._replaying:  # graphs share their memory: nothing may come between a replay and its copies
+            for stands, given in zip(found.inputs, inputs, strict=True):
+                stands.copy_(given)
+            found.graph.replay()
+            return tuple(out.clone() for out in found.outputs)
 
     def _capture(self, body: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> Captured:
         stand = tuple(given.clone() for given in inputs)
