@@ -474,7 +474,7 @@ def main() -> None:
     parser.add_argument("--rehearse", action="store_true", help="the same on the CPU with tiny shapes")
     parser.add_argument("--predict", action="store_true", help="print what the cost model expects, and stop")
     parser.add_argument("--only", help="sections, with commas")
-    parser.add_argument("--backend", help="of torch.compile, or none; rehearsals have aot_eager")
+    parser.add_argument("--backend", help="of torch.compile, or none; rehearsals have eager")
     arguments = parser.parse_args()
     if arguments.predict:
         print(predictions())
@@ -483,7 +483,7 @@ def main() -> None:
         parser.error("torch finds no CUDA GPU here; --rehearse runs the same on the CPU")
     backend = None if arguments.backend == "none" else arguments.backend
     if arguments.rehearse:
-        bench = Bench(torch.device("cpu"), TINY_SHAPES, 16, 40, 2, backend if arguments.backend else "aot_eager")
+        bench = Bench(torch.device("cpu"), TINY_SHAPES, 16, 40, 2, backend if arguments.backend else "eager")
     else:
         bench = Bench(torch.device("cuda"), SHAPES, 96, 192, 30, backend if arguments.backend else "inductor")
     sections: dict[str, tuple[float, Callable[[Bench], dict[str, Any]]]] = {
@@ -499,6 +499,8 @@ def main() -> None:
         if unknown := [name for name in names if name not in sections]:
             parser.error(f"--only has {unknown[0]!r}; sections are {', '.join(sections)}")
         sections = {name: section for name, section in sections.items() if name in ("machine", *names)}
+    if arguments.rehearse:  # a busy machine is no reason to fail
+        sections = {name: (3.0 * seconds, section) for name, (seconds, section) in sections.items()}
     run(bench, sections, arguments.out)
     sys.exit(any("failed" in result for result in bench.results.values()))
 
