@@ -242,8 +242,8 @@ def shape_section(name: str) -> Callable[[Bench], dict[str, Any]]:
         passes = {rows: _pass_seconds(bench, runtime, rows) for rows in (1, 2, 4, 8, 16)}
         found["v"] = {rows: seconds / passes[1] for rows, seconds in passes.items()}
         found["loop_overhead"] = 1.0 - passes[1] * base.rate
-        found["c"], f = _draft_cost(bench, runtime, k, passes[1]), 0.0
-        f = max(found["c"] - _head_seconds(bench, runtime) / passes[1], 0.0)
+        found["c"] = _draft_cost(bench, runtime, k, passes[1])
+        f = min(max(found["c"] - _head_seconds(bench, runtime) / passes[1], 0.0), 1.0)
         found["f"] = f
         found["speedups"] = _speedups(bench, runtime, base, found, (k, f))
         return found
