@@ -147,8 +147,7 @@ class Context:
     ``watched`` is what the last verification showed to drafters that had asked (`Draft.watch`), ``feeds`` are
     states of committed rows that some read (`selfspec.feeds`).
 
-    Between two passes this is plain Python where it can be: the weights have swept the caches, and a cold NumPy
-    call costs 10 to 100 µs.
+    Between two passes this is plain Python where it can be: a cold NumPy call costs 10 to 100 µs.
     """
 
     def __init__(self, runtime: Runtime, cache: Cache, prefill_rows: int = PREFILL_ROWS) -> None:
