@@ -17,6 +17,8 @@ from selfspec.model.families import weight_shapes
 from selfspec.runtime.cpu import CpuRuntime
 from selfspec.runtime.packing import pack
 from selfspec.runtime.torch import TorchRuntime
+from selfspec.runtime.torch_compiled import CompiledTorch
+from selfspec.runtime.torch_compiler import Compiler
 from selfspec.sampling import Chance
 from selfspec.types import Sampling
 
@@ -53,6 +55,14 @@ def tiny_runtime(seed: int = 0, dtype: str = "float64", idle: Sequence[str] = ()
         last = {"attention": "self_attn.o_proj", "mlp": "mlp.down_proj"}[part]
         weights[f"model.layers.{layer}.{last}.weight"].zero_()
     return TorchRuntime(config, weights)
+
+
+def tiny_static(backend: Any = None, **changes: Any) -> CompiledTorch:
+    """The same in passes of few shapes, compiled by ``backend``; None runs them as they are."""
+    like = tiny_runtime(**changes)
+    runtime = CompiledTorch(like.config, like.weights)
+    runtime.compiler = Compiler(backend)
+    return runtime
 
 
 STATES = {

@@ -32,6 +32,7 @@ from selfspec.types import (
     SubLayer,
     Verdict,
 )
+from selfspec.unseen import unread
 from selfspec.watch import Watch, Watched
 
 if TYPE_CHECKING:
@@ -146,8 +147,7 @@ class Context:
     ``watched`` is what the last verification showed to drafters that had asked (`Draft.watch`), ``feeds`` are
     states of committed rows that some read (`selfspec.feeds`).
 
-    Between two passes this is plain Python where it can be: the weights have swept the caches, and a cold NumPy
-    call costs 10 to 100 µs.
+    Between two passes this is plain Python where it can be: a cold NumPy call costs 10 to 100 µs.
     """
 
     def __init__(self, runtime: Runtime, cache: Cache, prefill_rows: int = PREFILL_ROWS) -> None:
@@ -290,7 +290,7 @@ class Context:
 
         Rows whose states the draft kept join at the layer where it left; the others start at layer 0.
         """
-        tokens = [(text.pending, *draft.tokens) for text, draft in zip(texts, drafts, strict=True)]
+        tokens = [(text.pending, *unread(draft.tokens)) for text, draft in zip(texts, drafts, strict=True)]
         rows = _rows(texts, drafts)
         watch = Watch(drafts)
         if all(draft.hidden is None for draft in drafts):

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from selfspec.on_device import judged
 from selfspec.rounds import Commit, Round
 from selfspec.sampling import score
 from selfspec.types import Array, Distribution, Draft, Verdict
@@ -117,14 +118,17 @@ class Loop:
             for drafter, wait in waits.items():
                 with _errors_of(groups[drafter]):
                     wait()
+        verdicts = judged(context, drafts, scored)
+        if verdicts and (device := context.runtime.on_device):
+            drafted_at = max(drafted_at, started + device.drafting())
         costs = [
             (middle - first + ahead - last, last - middle)
             for first, middle, last, ahead in zip(before, drafted, verified, context.row_layers, strict=True)
         ]
         for (text, draft), rows in zip(drafts.items(), scored, strict=True):
             with _errors_of([text]):
-                verify = _rule(text, draft)
-                verdict = verify(draft, _target(text, draft, rows), text.chance, text.ends)
+                judge = verdicts.get(text) or _judge(text, draft, rows)
+                verdict = judge()
                 commit = _scored(text, context.commit(text, draft, verdict), rows, verdict)
                 draft_cost, verify_cost = costs[text.slot]
                 commits.append(replace(commit, draft_row_layers=draft_cost, verify_row_layers=verify_cost))
@@ -217,6 +221,11 @@ def _scored(text: Text, commit: Commit, rows: Any, verdict: Verdict) -> Commit:
     path = (0, *(i + 1 for i in branch))  # the row that a token follows
     scores = [score(rows[row], token, text.logprobs) for row, token in zip(path, commit.tokens, strict=False)]
     return replace(commit, scores=tuple(scores))
+
+
+def _judge(text: Text, draft: Draft, rows: Array) -> Callable[[], Verdict]:
+    """The verdict, from the logits of the draft's ``rows``."""
+    return lambda: _rule(text, draft)(draft, _target(text, draft, rows), text.chance, text.ends)
 
 
 def _rule(text: Text, draft: Draft) -> Callable[..., Verdict]:

@@ -129,6 +129,11 @@ class Feeds:
                 feeds[reader] = feed if feed is not None and feed.end == filled else Feed(slot)
         self._listen()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody reads states."""
+        return not self._taps
+
     def close(self, slot: int) -> None:
         """Its text has left."""
         self._feeds.pop(slot, None)

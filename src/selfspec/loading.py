@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
 
 RUNTIMES = ("auto", "torch", "cpu")
-_TORCH_ONLY = ("dtype", "device")
+_TORCH_ONLY = ("dtype", "device", "compile")
 _CPU_ONLY = ("bits", "threads", "kv")
 PLACING = (*_TORCH_ONLY, *_CPU_ONLY)
 
@@ -63,8 +63,9 @@ def load(
     options
         For the native core ``bits`` (4, 8, 16 or 32 a weight; None keeps what is stored), ``threads`` and ``kv``
         (keys and values in "float16", the default, "bfloat16", "float32" or "int8"); for torch ``dtype``
-        ("float64", "float32", "bfloat16", "float16"; None keeps what is stored) and ``device`` ("auto", "cpu",
-        "cuda", ...). Further ``draft`` and that drafter's options (``gamma``,
+        ("float64", "float32", "bfloat16", "float16"; "int8" or "int4" for the matrices, by torchao; None keeps what
+        is stored), ``device`` ("auto", "cpu", "cuda", ...) and ``compile`` ("auto", which is on where the device is
+        a CUDA GPU, "on" or "off"; for model objects, too). Further ``draft`` and that drafter's options (``gamma``,
         ``exit_layer``, ...), and defaults for every generation (``max_new_tokens``, ``temperature``, ...).
 
     Raises
@@ -79,7 +80,7 @@ def load(
             raise OptionError("tokenizer is only for a model object; a checkpoint brings its own")
         opened = _open(model, runtime, placed, told)
     else:
-        opened = _shared(model, tokenizer, runtime, placed)
+        opened = _shared(model, tokenizer, runtime, placed, notify)
         model = None  # its tensors are not read a second time
 
     def opener(other: str | os.PathLike[str] | None, *, runtime: str = "auto", **placement: Any) -> Loaded:
@@ -93,14 +94,17 @@ def load(
     return engine
 
 
-def _shared(model: Any, tokenizer: Any, runtime: str, placed: dict[str, Any]) -> Loaded:
+def _shared(
+    model: Any, tokenizer: Any, runtime: str, placed: dict[str, Any], notify: Callable[[str], None]
+) -> Loaded:
     """A model object, with its own tensors."""
-    given = [name for name, value in placed.items() if value is not None]
+    given = [name for name, value in placed.items() if value is not None and name != "compile"]
     _choose(runtime, given, True)
     if given:
         raise OptionError(f"{given[0]} is not for a model object; convert the model itself with .to(...)")
     own = None if tokenizer is None else Tokenizer.of(tokenizer)
     shared = _torch().of(model, () if own is None else own.eos_token_ids)
+    shared = shared.compiled(placed["compile"] or "auto", notify)
     if own is not None:
         own.limit = shared.config.vocab_size
     return Loaded(shared, own, type(model).__name__, "")
@@ -117,6 +121,7 @@ def _open(model: Any, runtime: str, placed: dict[str, Any], told: tuple[Any, Any
         return _on_cpu(model, placed, told)
     checkpoint = find_checkpoint(model, notify=notify, progress=progress)
     made = _torch().load(checkpoint.config, checkpoint.weight_files, placed["dtype"], placed["device"] or "auto")
+    made = made.compiled(placed["compile"] or "auto", notify)
     return Loaded(made, checkpoint.tokenizer, checkpoint.name, checkpoint.fingerprint)
 
 

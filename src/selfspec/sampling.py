@@ -8,6 +8,8 @@ top-k, top-p, min-p, typical-p. Every cut sorts only what it may keep, and what 
 from __future__ import annotations
 
 import math
+from collections import deque
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -170,14 +172,29 @@ class Chance:
         self._random = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream,))))
         self._noise = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream, 0)))
         self._noise_at: Any = self._noise.state
+        self._ahead: deque[float] = deque()  # drawn, and not used yet
+
+    def ahead(self, count: int) -> tuple[float, ...]:
+        """The next numbers of the stream, which stay the next ones until `skip` says that they were used."""
+        while len(self._ahead) < count:
+            self._ahead.append(self._random.random())
+        return tuple(islice(self._ahead, count))
+
+    def skip(self, count: int) -> None:
+        """So many numbers of those that `ahead` has shown were used."""
+        for _ in range(count):
+            self._ahead.popleft()
+
+    def _next(self) -> float:
+        return self._ahead.popleft() if self._ahead else self._random.random()
 
     def accept(self, probability: float) -> bool:
         """True with the given probability."""
-        return bool(self._random.random() < probability)
+        return bool(self._next() < probability)
 
     def pick(self, law: Distribution) -> int:
         """A token from ``law``."""
-        return law.token if isinstance(law, OneHot) else law.pick(self._random.random())
+        return law.token if isinstance(law, OneHot) else law.pick(self._next())
 
     def realise(self, law: Distribution, position: int) -> OneHot:
         """The token of ``law`` that this sequence has at ``position``, prompt tokens counted from 0.

@@ -13,6 +13,7 @@ import numpy as np
 
 from selfspec.plans import Cut, LayerPlan, Part, Spans, SubLayer
 from selfspec.settings import Array, Integers, Prefix, Processor, Sampling, require_least, require_types
+from selfspec.unseen import Unseen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -223,10 +224,10 @@ class Draft:
     indices of tokens that come from the user's prediction. ``chances[d]`` is how likely the chain's token at depth
     d is thought to hold if those before it do, known before it was drawn; empty where the drafter does not say.
     ``watch`` names layers whose outputs in verification, and the target's logits, the drafter will look at
-    (`Context.watched`); None: it will not.
+    (`Context.watched`); None: it will not. Tokens may be `Unseen`: looking at one waits for the device.
     """
 
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...] | Unseen = ()
     laws: tuple[Distribution, ...] | None = None
     hidden: Array | None = None
     layer: int | tuple[int, ...] = 0

@@ -192,11 +192,18 @@ def model_flags() -> list[Flag]:
             section=section,
             help="cpu: keys and values in float16, bfloat16, float32 or int8.  [default: float16]",
         ),
-        Flag("--dtype", section=section, help="torch: float64, float32, bfloat16, float16.  [default: as stored]"),
+        Flag(
+            "--dtype",
+            section=section,
+            help="torch: float64, float32, bfloat16, float16; int8 or int4 for the matrices.  [default: as stored]",
+        ),
         Flag(
             "--device",
             section=section,
             help="torch: auto (a GPU if there is one), cpu, cuda, cuda:1, ...  [default: auto]",
+        ),
+        Flag(
+            "--compile", section=section, help="torch: on, off, or auto: on where there is a GPU.  [default: auto]"
         ),
     ]
 

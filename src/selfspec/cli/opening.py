@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from selfspec.engine import Engine
 
 T = TypeVar("T")
-PLACING = ("runtime", "bits", "threads", "kv", "dtype", "device")
+PLACING = ("runtime", "bits", "threads", "kv", "dtype", "device", "compile")
 
 
 def open_engine(options: Mapping[str, Any]) -> Engine:

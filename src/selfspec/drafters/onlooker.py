@@ -106,8 +106,8 @@ class Onlooker:
             text.tokens += new
             owner.drafter.observe(text, Commit(0, new, (1,) * len(self._last), accepted, None))
         (made,) = owner.drafter.propose(owner.context, [text], [min(most, owner.drafter.options.gamma)])
-        self._last = made.tokens
-        return list(made.tokens)
+        self._last = tuple(made.tokens)
+        return list(self._last)
 
     def close(self) -> None:
         """Drop the index."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from selfspec.drafters.steps import Growing, StepDrafter
 from selfspec.errors import OptionError
+from selfspec.on_device import draft_steps
 from selfspec.types import Array, Draft, namespace
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class SelfDraft(StepDrafter):
 
     def finish(self, chain: Growing) -> Draft:
         """The draft with its states, where verification resumes: a row more than tokens if it was stopped."""
+        if chain.whole is not None:
+            return chain.whole
         if not chain.kept:
             return chain.comb.draft()
         states = namespace(chain.kept[0]).concat(chain.kept, axis=0)
@@ -93,3 +96,14 @@ class FixedSelfDraft(SelfDraft):
     def plan_of(self, text: Text) -> LayerPlan:  # noqa: ARG002 (one for all)
         """The same for every text."""
         return self._plan
+
+    def at_once(self, context: Context, chains: Sequence[Growing]) -> bool:
+        """All steps in one call, where the device runs them and nothing is decided between them."""
+        is_plain = type(self).said is SelfDraft.said and self._combs.siblings == 0
+        if not is_plain or any(self._stops[chain.text].is_on or chain.before.tokens for chain in chains):
+            return False
+        gammas = [min(chain.gamma, self.options.gamma) for chain in chains]
+        drafts = draft_steps(context, self._plan, [chain.text for chain in chains], gammas)
+        for chain, draft in zip(chains, drafts or (), strict=False):
+            chain.whole = draft
+        return drafts is not None

@@ -51,6 +51,7 @@ class Growing:
         self.comb = Comb(options, text.room(), gamma)
         self.states: Array | None = None
         self.kept: list[Array] = []
+        self.whole: Draft | None = None  # made in one call
 
     @property
     def last(self) -> int:
@@ -104,6 +105,10 @@ class StepDrafter(Drafter):
         `Likeliest`.
         """
 
+    def at_once(self, context: Context, chains: Sequence[Growing]) -> bool:  # noqa: ARG002
+        """Whether these drafts were made whole, in one call; else they grow step by step."""
+        return False
+
     def groups(self, chains: list[Growing]) -> Iterable[list[Growing]]:
         """Chains whose steps can run together."""
         return [chains]
@@ -142,7 +147,8 @@ class StepDrafter(Drafter):
         ]
         chains = [Growing(self._combs, *one) for one in zip(texts, most, drafts, strict=True)]
         for group in self.groups([chain for chain in chains if chain.gamma > 0]):
-            self._grow_all(context, group)
+            if not self.at_once(context, group):
+                self._grow_all(context, group)
         return [_with_predicted(self.finish(chain), chain.before) for chain in chains]
 
     def _grow_all(self, context: Context, growing: list[Growing]) -> None:
@@ -209,6 +215,8 @@ def _as_it_is(_text: Text, law: Distribution, _depth: int) -> Distribution:
 
 def _with_predicted(draft: Draft, before: Draft) -> Draft:
     """The draft, which says of the guesses that it took over where they come from."""
+    if not before.predicted:
+        return draft
     held = next(
         (i for i, (a, b) in enumerate(zip(draft.tokens, before.tokens, strict=False)) if a != b), len(draft)
     )

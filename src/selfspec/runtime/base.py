@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
     from selfspec.model.head_file import HeadFile
     from selfspec.runtime.attached import Attached
+    from selfspec.runtime.on_device import OnDevice
     from selfspec.types import Array, Integers, LayerPlan, Rows, SubLayer
 
 
@@ -63,6 +64,11 @@ class Runtime(ABC):
     value_bytes: int  # of one number in a hidden state
     config: ModelConfig
     is_row_invariant: bool = False  # a claim, which `certify` tests
+
+    @property
+    def on_device(self) -> OnDevice | None:
+        """Drafts and verdicts that the host does not wait for; None where every token goes through the host."""
+        return None
 
     @property
     def runs_on(self) -> str:

@@ -24,14 +24,15 @@ from selfspec.runtime.products import linear
 from selfspec.runtime.rings import split
 from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.runtime.states import BLOCK
-from selfspec.runtime.torch_block import Block, norm_of
+from selfspec.runtime.torch_block import Block, Norm, norm_of
 from selfspec.runtime.torch_cache import FEWER, TorchCache, memory_for
 from selfspec.runtime.torch_objects import base_of, is_torchao, tensors_of
 from selfspec.runtime.torch_placement import Placement, Turn
+from selfspec.runtime.torch_quantised import BITS, quantise, saved
 from selfspec.types import MOST_ROWS, Array, LayerPlan, Rows, SubLayer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -96,11 +97,17 @@ class TorchRuntime(Runtime):
     ) -> TorchRuntime:
         """Read weights from safetensors ``files`` (canonical name -> path), each converted to ``dtype``.
 
-        ``dtype`` None keeps the stored precision. Raises OptionError for an unknown dtype or device.
+        ``dtype`` None keeps the stored precision; int8 and int4 are those of the matrices alone (torchao), the rest
+        is in bfloat16 or as stored, if that is as narrow. Raises OptionError for an unknown dtype or device, and as
+        `torch_quantised.quantise`.
         """
+        stored = config.dtype if dtype is None else dtype
+        narrow = dtype if dtype in BITS else None
+        if narrow:
+            stored = config.dtype if config.dtype in ("bfloat16", "float16") else "bfloat16"
         from safetensors import SafetensorError, safe_open
 
-        chosen = _dtype(config.dtype if dtype is None else dtype)
+        chosen = _dtype(stored)
         target = _device(device)
         weights: dict[str, Tensor] = {}
         with memory_for(f"{config.parameters:,} weights in {chosen}; use a lower dtype or a smaller model"):
@@ -111,7 +118,30 @@ class TorchRuntime(Runtime):
                             weights[name] = reader.get_tensor(name).to(chosen)
                 except SafetensorError as error:
                     raise CorruptModelError(f"{str(path)!r} cannot be read ({error}); download it again") from error
-        return cls(config, weights)
+            if narrow:
+                quantise(config, weights, narrow)
+        made = cls(config, weights)
+        made.precision = narrow or made.precision
+        return made
+
+    @property
+    def pass_bytes(self) -> int:
+        """See `Runtime.pass_bytes`."""
+        return super().pass_bytes - saved(self.config, self.precision, self.value_bytes)
+
+    @property
+    def weight_bytes(self) -> int:
+        """See `Runtime.weight_bytes`."""
+        return super().weight_bytes - saved(self.config, self.precision, self.value_bytes)
+
+    def compiled(self, how: str, notify: Callable[[str], None] = lambda _: None) -> TorchRuntime:
+        """The same model in compiled passes, or itself, as ``how`` says: "auto" (on a GPU), "on" or "off".
+
+        ``notify`` is told what compiling takes. Raises OptionError where it is on and cannot be.
+        """
+        from selfspec.runtime.torch_compiled import compiled
+
+        return compiled(self, how, notify)
 
     @property
     def runs_on(self) -> str:
@@ -123,6 +153,11 @@ class TorchRuntime(Runtime):
     def placement(self) -> dict[str, Any]:
         """torch, on the same device."""
         return {"runtime": self.name, "device": str(self._embedding.device)}
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._embedding.device
 
     @staticmethod
     def has_gpu() -> bool:
@@ -169,7 +204,8 @@ class TorchRuntime(Runtime):
         part = part_of(self.config, role, layer)
         if part is None:
             return None
-        whole = self.weights[part.name].detach().float().cpu().numpy()
+        stored = self.weights[part.name].detach()
+        whole = (stored.dequantize() if hasattr(stored, "qdata") else stored).float().cpu().numpy()
         return np.ascontiguousarray(part.cut(whole, len(whole)))
 
     def head_rows(self, tokens: Integers) -> NDArray[np.float32]:
@@ -202,14 +238,21 @@ class TorchRuntime(Runtime):
         """Hidden states [R, d] that enter layer 0."""
         device = self._embedding.device
         with _as_stored(device):
-            hidden = F.embedding(torch.tensor(tokens, device=device), self._embedding)
-            if self._scale is not None:
-                hidden = hidden * self._scale
-            if self._positions is not None:
-                assert positions is not None, "the positions of this model are learned vectors"
-                places = torch.from_numpy(positions).to(device)
-                hidden = hidden + F.embedding(places + (self.config.position_offset or 0), self._positions)
-            return hidden
+            places = None if self._positions is None else positions
+            return self.entered(
+                torch.tensor(tokens, device=device),
+                None if places is None else torch.from_numpy(places).to(device),
+            )
+
+    def entered(self, tokens: Tensor, places: Tensor | None) -> Tensor:
+        """See `embed`, of ``tokens`` [R] at ``places`` [R] that are on the device."""
+        hidden = F.embedding(tokens, self._embedding)
+        if self._scale is not None:
+            hidden = hidden * self._scale
+        if self._positions is not None:
+            assert places is not None, "the positions of this model are learned vectors"
+            hidden = hidden + F.embedding(places + (self.config.position_offset or 0), self._positions)
+        return hidden
 
     def new_cache(self, slots: int, length: int) -> TorchCache:
         """An empty cache in the precision of the weights; layers with a window have the cells that they need."""
@@ -287,14 +330,19 @@ class TorchRuntime(Runtime):
     def logits(self, hidden: Array) -> Array:
         """Logits [R, V] in float32 or float64: a NumPy array where the weights are on a CPU."""
         with self.pass_of(f"the logits of {hidden.shape[0]} rows"):
-            out = linear(hidden if self._norm is None else self._norm(hidden), self._head)
-            if out.dtype in (torch.float16, torch.bfloat16):
-                out = out.float()
-            if self.config.logit_scale != 1.0:
-                out = out * self.config.logit_scale
-            if self.config.logit_cap is not None:
-                out = self.config.logit_cap * torch.tanh(out / self.config.logit_cap)
+            out = ended(hidden, self._norm, self._head, (self.config.logit_scale, self.config.logit_cap))
             return out.contiguous().numpy() if out.device.type == "cpu" else out
+
+
+def ended(hidden: Tensor, norm: Norm | None, head: Tensor, ends: tuple[float, float | None]) -> Tensor:
+    """Final norm and LM head: logits [R, V] in float32 or float64; ``ends`` are their scale and their cap."""
+    scale, cap = ends
+    out = linear(hidden if norm is None else norm(hidden), head)
+    if out.dtype in (torch.float16, torch.bfloat16):
+        out = out.float()
+    if scale != 1.0:
+        out = out * scale
+    return out if cap is None else cap * torch.tanh(out / cap)
 
 
 def _with_own_head(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelConfig:
@@ -336,7 +384,7 @@ def _power(base: float, exponents: Floats) -> Floats:
 
 def _dtype(name: str) -> torch.dtype:
     if name not in DTYPE_BYTES:
-        raise OptionError(f"dtype is {name!r}; it must be one of {', '.join(DTYPE_BYTES)}")
+        raise OptionError(f"dtype is {name!r}; it must be one of {', '.join((*DTYPE_BYTES, *BITS))}")
     found: torch.dtype = getattr(torch, name)
     return found
 

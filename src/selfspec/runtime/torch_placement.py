@@ -78,19 +78,8 @@ class Placement:
         """Queries or keys [R, heads, width], turned to their positions."""
         key = id(turn)
         if key not in self._turns:
-            self._turns[key] = self._angles(turn)
-        return _rotate(heads, *self._turns[key], turn.rope)
-
-    def _angles(self, turn: Turn) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, 1, dims] of the rows' angles."""
-        angles = self._positions.float()[:, None] * turn.frequencies
-        angles = (
-            angles.repeat_interleave(2, dim=-1) if turn.rope.interleaved else torch.cat((angles, angles), dim=-1)
-        )
-        cos, sin = angles[:, None, :].cos(), angles[:, None, :].sin()
-        if turn.rope.attention_factor != 1.0:
-            cos, sin = cos * turn.rope.attention_factor, sin * turn.rope.attention_factor
-        return cos.to(self._dtype), sin.to(self._dtype)
+            self._turns[key] = angles(self._positions, turn, self._dtype)
+        return rotate(heads, *self._turns[key], turn.rope)
 
     def _mask(self, window: int | None, size: int) -> Tensor | None:
         """Which places of a layer of ``size`` cells each row sees; None where one row sees all."""
@@ -204,10 +193,21 @@ def _attention_by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sco
     return (weights @ v[:, :, None]).reshape(batch, heads, rows, width)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, rope: Rope) -> Tensor:
+def angles(positions: Tensor, turn: Turn, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [R, 1, dims] of the angles at ``positions`` [R]."""
+    found = positions.float()[:, None] * turn.frequencies
+    found = found.repeat_interleave(2, dim=-1) if turn.rope.interleaved else torch.cat((found, found), dim=-1)
+    cos, sin = found[:, None, :].cos(), found[:, None, :].sin()
+    if turn.rope.attention_factor != 1.0:
+        cos, sin = cos * turn.rope.attention_factor, sin * turn.rope.attention_factor
+    return cos.to(dtype), sin.to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, rope: Rope) -> Tensor:
+    """``x`` [R, heads, width], its first dimensions turned by these angles."""
     dims = cos.shape[-1]
     if dims < x.shape[-1]:
-        return torch.cat((_rotate(x[..., :dims], cos, sin, rope), x[..., dims:]), dim=-1)
+        return torch.cat((rotate(x[..., :dims], cos, sin, rope), x[..., dims:]), dim=-1)
     dtype = x.dtype
     if rope.narrow:
         x = x.float()
