@@ -39,6 +39,7 @@ from selfspec.errors import SelfspecError
 SECONDS = 30
 MEMORY = 1 << 30  # bytes that a case may have beyond what the program has
 SITTING = 200  # cases of one process
+_LISTING = ("os.listdir", "os.scandir")  # of what is on sys.path, the working directory included
 _OPENING = ("open", "os.listdir", "os.scandir", "shutil.copyfile")
 _NEVER = (
     "pickle.find_class", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect",
@@ -62,6 +63,8 @@ class Watch:
             return
         if event in _NEVER and not (event == "marshal.loads" and self._imports()):
             self.found.append(f"{event} {args!r:.200}")
+        elif event in _LISTING and self._imports():
+            return
         elif event in _OPENING and isinstance(args[0], str | bytes | os.PathLike):
             path = os.path.abspath(os.fsdecode(args[0]))
             writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
@@ -70,7 +73,7 @@ class Watch:
 
     @staticmethod
     def _imports() -> bool:
-        """Whether a module is being imported: its code is unmarshalled."""
+        """Whether a module, or a plugin, is being looked for or imported: its code is unmarshalled."""
         frame: Any = sys._getframe(2)
         while frame:
             if "importlib" in frame.f_code.co_filename:
