@@ -16,11 +16,10 @@ FORMS = ("linear", "attention", "layer")
 
 
 @dataclass(frozen=True)
-class HeadOptions:
-    """The flags that both kinds of heads have in training."""
+class TrainingOptions:
+    """The flags that all training has."""
 
     data: Sequence[str] = option((), "Folder of `selfspec train data`; may be given several times.")
-    vocabulary: int = option(8192, "Tokens that a draft may use, the most frequent in the answers; 0 is all.")
     epochs: float = option(3.0, "How often the answers are read.")
     minutes: float | None = option(
         None, "Train so long instead, all sittings together; the learning rate then follows the clock."
@@ -38,14 +37,10 @@ class HeadOptions:
     held_out_tokens: int = option(3000, "Most answer tokens of an evaluation.")
     evaluate_minutes: float = option(5.0, "Minutes between evaluations.")
     checkpoint_minutes: float = option(5.0, "Minutes between checkpoints.")
-    features: str | None = option(None, "Folder for the states of the data.  [default: features in --out]")
-    disk_budget: str = option("20G", "Most bytes for them (K, M, G, T); what does not fit is run anew every time.")
-    init: str | None = option(None, "Begin with the weights of this head file.")
-    int8: bool = option(False, "Write the matrices of the head in 8 bits.")
 
     def __post_init__(self) -> None:
         require_types(self)
-        require_least(self, vocabulary=0, limit=1, batch_tokens=1, max_length=3, seed=0, held_out_tokens=1)
+        require_least(self, limit=1, batch_tokens=1, max_length=3, seed=0, held_out_tokens=1)
         for name in ("epochs", "minutes", "learning_rate", "clip", "evaluate_minutes", "checkpoint_minutes"):
             value = getattr(self, name)
             if value is not None and not 0.0 < value < float("inf"):
@@ -57,6 +52,21 @@ class HeadOptions:
             raise OptionError(f"precision is {self.precision!r}; it must be one of {', '.join(PRECISIONS)}")
         if not self.data:
             raise OptionError("no data; give --data FOLDER, which `selfspec train data` makes")
+
+
+@dataclass(frozen=True)
+class HeadOptions(TrainingOptions):
+    """The flags that both kinds of heads have in training."""
+
+    vocabulary: int = option(8192, "Tokens that a draft may use, the most frequent in the answers; 0 is all.")
+    features: str | None = option(None, "Folder for the states of the data.  [default: features in --out]")
+    disk_budget: str = option("20G", "Most bytes for them (K, M, G, T); what does not fit is run anew every time.")
+    init: str | None = option(None, "Begin with the weights of this head file.")
+    int8: bool = option(False, "Write the matrices of the head in 8 bits.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_least(self, vocabulary=0)
         assert self.budget_bytes >= 0
 
     @property
