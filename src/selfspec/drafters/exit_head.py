@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from selfspec.drafters.steps import Growing
     from selfspec.feeds import Feed
     from selfspec.model.config import ModelConfig
+    from selfspec.model.head_file import HeadFile
     from selfspec.runtime.attached import Likeliest
     from selfspec.types import Array
 
@@ -37,15 +38,19 @@ class ExitHead(FixedSelfDraft):
     name = "early_exit"
     usual_alpha = 0.4
 
-    def __init__(self, options: HeadOptions, config: ModelConfig, layer: int | None = None) -> None:
-        assert options.head is not None
-        head = opened(options.head, "exit_head")
+    def __init__(
+        self, options: HeadOptions, config: ModelConfig, layer: int | None = None, head: HeadFile | None = None
+    ) -> None:
+        if head is None:
+            assert options.head is not None
+            head = opened(options.head, "exit_head")
         require_fits(head, config)
         (k,) = head.facts.taps
         if layer not in (None, k):
             raise OptionError(f"exit_layer is {layer}, but the head reads after layer {k}; leave exit_layer out")
         super().__init__(options, config, LayerPlan.exit_at(config.num_layers, k))
         self._reads = (k,) if head.facts.attends else ()
+        self._options = options
         self._head = Attachment(config, options, head)
 
     def bind(self, host: Host) -> None:
