@@ -1,0 +1,399 @@
+"""Training with LayerSkip: schedules by table, losses by hand, exits that learn, runs that go on, and files."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_folder import write_model
+
+import selfspec
+from selfspec.errors import CorruptModelError, OptionError, OutOfMemoryError, TrainingError
+from selfspec.model.load import find_checkpoint
+from selfspec.train.heads.corpus import Sample
+from selfspec.train.heads.progress import History, Progress
+from selfspec.train.heads.trainer import accelerator_of, train
+from selfspec.train.layerskip.heldout import _by_position, measured
+from selfspec.train.layerskip.job import Setup
+from selfspec.train.layerskip.learner import Packer, batch_of
+from selfspec.train.layerskip.losses import head_cross_entropy
+from selfspec.train.layerskip.schedule import Curriculum, dropout_rates, exit_weights, kept
+from selfspec.train.options import LayerSkipOptions
+from selfspec.train.shards import Text, write_shard
+from selfspec.types import LayerPlan
+
+VOCABULARY = 40  # of the language: the next token follows from the last two
+TABLE = np.random.default_rng(5).integers(3, VOCABULARY, size=(VOCABULARY, VOCABULARY))
+
+
+# -- schedules --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layers", "most", "over_time", "share", "expected"),
+    [
+        (3, 0.2, "constant", 0.0, [0.0, 0.2 * (math.sqrt(2) - 1), 0.2]),
+        (5, 0.1, "constant", 0.7, [0.0, 0.1 * (2**0.25 - 1), 0.1 * (2**0.5 - 1), 0.1 * (2**0.75 - 1), 0.1]),
+        (3, 0.2, "exponential", 0.0, [0.0, 0.0, 0.0]),
+        (2, 0.2, "exponential", 0.5, [0.0, 0.2 * (math.sqrt(2) - 1)]),
+        (2, 0.2, "exponential", 1.0, [0.0, 0.2]),
+        (1, 0.2, "constant", 1.0, [0.0]),
+    ],
+)
+def test_dropout_rates(layers, most, over_time, share, expected):
+    np.testing.assert_allclose(dropout_rates(layers, most, over_time, share), expected, atol=1e-12)
+
+
+def test_layers_are_left_out_as_often_as_they_should_be():
+    """χ² of the counts of 11 layers against their rates, and of pairs of layers against independence.
+
+    Guards draws that samples or layers share. With 22 degrees of freedom χ² is above 51 once in 2,500 seeds.
+    """
+    rates = dropout_rates(12, 0.4, "constant", 0.0)
+    masks = np.concatenate([kept(rates, 8, 3, step) for step in range(1500)], axis=1)
+    assert masks[0].all()
+    count = masks.shape[1]
+    chi = 0.0
+    for layer in range(1, 12):
+        out, p = float((~masks[layer]).sum()), rates[layer]
+        chi += (out - count * p) ** 2 / (count * p * (1 - p))
+        other = 1 + layer % 11
+        both, q = float((~masks[layer] & ~masks[other]).sum()), p * rates[other]
+        chi += (both - count * q) ** 2 / (count * q * (1 - q))
+    assert chi < 51
+    np.testing.assert_array_equal(kept(rates, 8, 3, 7), kept(rates, 8, 3, 7))
+    assert (kept(rates, 8, 3, 7) != kept(rates, 8, 4, 7)).any()
+
+
+@pytest.mark.parametrize(
+    ("curriculum", "exits", "step", "share", "expected"),
+    [
+        (Curriculum("rotational", 3), (1, 2, 3, 4, 5, 6, 7), 0, 0.0, [1, 4, 7, 8]),
+        (Curriculum("rotational", 3), (1, 2, 3, 4, 5, 6, 7), 1, 0.0, [2, 5, 8]),
+        (Curriculum("rotational", 3), (1, 2, 3, 4, 5, 6, 7), 2, 0.0, [3, 6, 8]),
+        (Curriculum("rotational", 3), (1, 2, 3, 4, 5, 6, 7), 3, 0.0, [1, 4, 7, 8]),
+        (Curriculum("rotational", 2), (4, 6), 1, 0.9, [6, 8]),
+        (Curriculum("rotational", 1), (4, 6), 5, 0.0, [4, 6, 8]),
+        (Curriculum("gradual", gradual=0.5), (1, 4, 7), 0, 0.0, [8]),
+        (Curriculum("gradual", gradual=0.5), (1, 4, 7), 0, 0.125, [7, 8]),  # (8 - 6) / 8 of a half
+        (Curriculum("gradual", gradual=0.5), (1, 4, 7), 0, 0.3125, [4, 7, 8]),
+        (Curriculum("gradual", gradual=0.5), (1, 4, 7), 0, 0.4999, [4, 7, 8]),
+        (Curriculum("gradual", gradual=0.5), (1, 4, 7), 0, 0.5, [1, 4, 7, 8]),
+        (Curriculum("none"), (1, 4, 7), 0, 0.0, [1, 4, 7, 8]),
+        (Curriculum("rotational"), (), 3, 0.2, [8]),
+    ],
+)
+def test_curricula(curriculum, exits, step, share, expected):
+    assert curriculum.active(exits, 8, step, share) == expected
+
+
+@pytest.mark.parametrize(
+    ("active", "kind", "scale", "expected"),
+    [
+        ([1, 2, 4], "sum", 1.0, [1 / 14, 3 / 14, 10 / 14]),
+        ([1, 2, 4], "linear", 1.0, [1 / 7, 2 / 7, 4 / 7]),
+        ([1, 2, 4], "uniform", 0.5, [0.25, 0.25, 0.5]),
+        ([1, 2, 4], "sum", 0.5, [0.5 / 12, 1.5 / 12, 10 / 12]),
+        ([4], "sum", 0.1, [1.0]),
+    ],
+)
+def test_exit_weights(active, kind, scale, expected):
+    np.testing.assert_allclose(exit_weights(active, 4, kind, scale), expected, atol=1e-12)
+
+
+# -- losses -----------------------------------------------------------------------------------------------
+
+
+def test_cross_entropy_by_hand():
+    """Guards both gradients against those of plain torch, over several chunks of rows."""
+    torch.manual_seed(0)
+    states = torch.randn(600, 6, dtype=torch.float64, requires_grad=True)
+    head = torch.randn(11, 6, dtype=torch.float64, requires_grad=True)
+    tokens, weights = torch.randint(0, 11, (600,)), torch.rand(600, dtype=torch.float64)
+    total, losses = head_cross_entropy(states, head, tokens, weights)
+    ours = torch.autograd.grad(3.0 * total, (states, head))
+    expected = F.cross_entropy(states @ head.T, tokens, reduction="none")
+    theirs = torch.autograd.grad(3.0 * (expected * weights).sum(), (states, head))
+    torch.testing.assert_close(losses, expected)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of six layers, of which the language takes few tokens."""
+    return write_model(tmp_path_factory.mktemp("skip") / "six", num_hidden_layers=6)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder):
+    return find_checkpoint(folder)
+
+
+def sentences(count, length, seed):
+    random = np.random.default_rng(seed)
+    found = random.integers(3, VOCABULARY, size=(count, length)).astype(np.int32)
+    for i in range(2, length):
+        found[:, i] = TABLE[found[:, i - 2], found[:, i - 1]]
+    return found
+
+
+@pytest.fixture(scope="module")
+def data(checkpoint, tmp_path_factory):
+    """Texts of the language, of different lengths."""
+    place = tmp_path_factory.mktemp("texts")
+    described = {
+        "format": 1, "model": {"name": checkpoint.name, "fingerprint": checkpoint.fingerprint}, "vocab_size": 259,
+        "eos_token_ids": [257], "special_ids": [256, 257, 258],
+    }  # fmt: skip
+    (place / "data.json").write_text(json.dumps(described))
+    texts = [Text(row[: 24 - n % 9], 2, 1.0, n) for n, row in enumerate(sentences(600, 24, 1))]
+    write_shard(place, texts)
+    return str(place)
+
+
+def options_of(data, **changes):
+    return LayerSkipOptions(
+        **{"data": (data,), "held_out": 0.05, "batch_tokens": 200, "scratch": True, "learning_rate": 1e-2} | changes
+    )
+
+
+def run(checkpoint, options, out, steps=None, write=True):
+    """Events of a run, which ends as a kill would after ``steps`` steps."""
+    accelerator = accelerator_of(options, "cpu")
+    job = Setup(checkpoint, options, out).job(accelerator.device)
+    if not write:
+        job = replace(job, write=lambda _progress: None)
+    events = []
+    for event in train(job, accelerator):
+        events.append(event)
+        if steps is not None and event.progress.step == steps and event.kind == "step":
+            break
+    return job, events
+
+
+def test_the_loss_of_a_pack_by_hand(checkpoint, data, tmp_path):
+    """Guards rows, weights and layers that are left out, against transformers run text by text, layer by layer."""
+    options = options_of(data, layers="2,5", curriculum="none", exit_weights="linear", dropout=0.6)
+    job = Setup(checkpoint, options, tmp_path).job(torch.device("cpu"))
+    texts = [0, 1, 2, 3, 4, 5, 6]
+    pack = job.pack(texts, Progress(step=3), 0.25)
+    assert len(pack.batches) > 1  # of texts that are about as long as each other
+    assert sum(len(batch.tokens) for batch in pack.batches) == len(texts)
+    learner = job.learner
+    losses = learner(pack)
+    rates = dropout_rates(6, 0.6, "exponential", 0.25)
+    masks = kept(rates, len(texts), options.seed, 3)
+    assert not masks.all()
+    model = learner.decoder.model.model
+    sums, count = np.zeros(3), 0
+    for text, mask in zip(texts, masks.T, strict=True):
+        sample = job.corpus.training[text]
+        tokens = torch.from_numpy(sample.tokens.astype(np.int64))[None]
+        hidden = model.embed_tokens(tokens)
+        places = torch.arange(tokens.shape[1])[None]
+        turns = model.rotary_emb(hidden, places)
+        found = []
+        for layer, runs in zip(model.layers, mask, strict=True):
+            if runs:
+                hidden = layer(hidden, attention_mask=None, position_ids=places, position_embeddings=turns)
+            found.append(hidden)
+        for i, k in enumerate((2, 5, 6)):
+            logits = learner.decoder.model.lm_head(model.norm(found[k - 1]))[0, sample.prompt_length - 1 : -1]
+            sums[i] += float(F.cross_entropy(logits, tokens[0, sample.prompt_length :], reduction="sum"))
+        count += len(sample.tokens) - sample.prompt_length
+    means = sums / count
+    assert float(losses.total) == pytest.approx(float(means @ [2 / 13, 5 / 13, 6 / 13]), rel=1e-5)
+    assert losses.final == pytest.approx(means[2], rel=1e-5)
+    assert losses.early == pytest.approx((means[0] + means[1]) / 2, rel=1e-5)
+
+
+def test_agreement_by_position():
+    """Guards the count: a position is reached where all before it were right."""
+    runs = [np.array([1, 1, 0, 1], bool), np.array([1], bool)]
+    assert _by_position(runs) == (4 / 5, 1 / 2, 0.0, 0.0, 0.0)
+
+
+# -- runs -------------------------------------------------------------------------------------------------
+
+
+def final_loss(decoder, samples):
+    """Of the last layer, in nats a token."""
+    losses = []
+    with torch.no_grad():
+        for sample in samples:
+            batch = batch_of([sample], torch.device("cpu"))
+            states = decoder.normed(decoder(batch.tokens, None, [6])[6][0][batch.rows])
+            losses.append(F.cross_entropy(states @ decoder.head.T, batch.following, reduction="none"))
+    return float(torch.cat(losses).mean())
+
+
+def test_exits_learn_and_the_model_loses_nothing(checkpoint, data, tmp_path):
+    """The recipe against the same training without it: exit 2 agrees three times as often, at the same loss."""
+    held = [Sample(row, 2, 1.0) for row in sentences(40, 24, 9)]
+    found = {}
+    for name, more in (
+        ("skip", {"layers": "2,4", "rotation": 2, "exit_weights": "uniform"}),
+        ("plain", {"plain": True}),
+    ):
+        options = options_of(data, epochs=14.0, evaluate_minutes=60.0, **more)
+        job, _ = run(checkpoint, options, tmp_path / name, write=False)
+        decoder = job.learner.decoder
+        found[name] = final_loss(decoder, held), measured(decoder, held, [2])["exit-2"]["greedy"].alphas[0]
+    (skip, agrees), (plain, seldom) = found["skip"], found["plain"]
+    assert agrees >= 3 * seldom
+    assert skip <= 1.02 * plain
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_been(checkpoint, data, tmp_path):
+    """Guards exact resumption: weights, moments, layers that are left out, exits that learn, and the checkpoint."""
+    options = options_of(data, limit=2000, checkpoint_minutes=1e-9, evaluate_minutes=60.0, store="float32")
+    run(checkpoint, options, tmp_path / "whole", write=False)
+    _, events = run(checkpoint, options, tmp_path / "killed", 5, write=False)
+    assert events[-1].progress.step == 5  # whose checkpoint was not made any more
+    run(checkpoint, options, tmp_path / "killed", write=False)
+    whole, killed = (History.read(tmp_path / name / "history.jsonl") for name in ("whole", "killed"))
+    whole, killed = ([line for line in lines if line["kind"] == "step"] for lines in (whole, killed))
+    assert len(whole) > 8
+    assert [line["step"] for line in killed] == [*range(1, len(whole) + 1)]
+    for ours, theirs in zip(killed, whole, strict=True):
+        assert ours["exits"] == theirs["exits"]
+        np.testing.assert_allclose(ours["loss"], theirs["loss"], rtol=0, atol=1e-6)
+    with pytest.raises(OptionError, match="another dropout"):
+        Setup(checkpoint, replace(options, dropout=0.3), tmp_path / "killed")
+    assert run(checkpoint, options, tmp_path / "killed", write=False)[1] == []  # nothing is left to do
+
+
+@pytest.fixture(scope="module")
+def trained(checkpoint, data, tmp_path_factory):
+    """A checkpoint as a run writes it, fine-tuned for a moment."""
+    out = tmp_path_factory.mktemp("trained")
+    options = options_of(
+        data, layers="2,4", scratch=False, limit=3000, store="float32", draft_vocabulary=64, epochs=2.0
+    )
+    run(checkpoint, options, out)
+    return out / "model"
+
+
+def test_what_a_run_writes_is_an_ordinary_checkpoint(trained, folder):
+    """Guards the folder: ours and transformers read the same model in it, and early_exit finds its exits."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    note = json.loads((trained / "exits.json").read_text())
+    assert sorted(note["layers"]) == [2, 4]
+    assert len(note["vocabulary"]) == 64
+    assert note["card"]["alphas"].keys() == {"2", "4"}
+    assert str(trained.parent) not in json.dumps(note)
+    theirs = AutoModelForCausalLM.from_pretrained(trained, dtype="auto")
+    assert theirs.dtype == torch.float32
+    assert AutoTokenizer.from_pretrained(trained).encode("hi") == [ord("h"), ord("i")]
+    prompt = [5, 9, 11, 30]
+    expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0)
+    expected = expected[0, len(prompt) :].tolist()
+    for runtime in ("cpu", "torch"):
+        options = {"threads": 1} if runtime == "cpu" else {"device": "cpu"}
+        engine = selfspec.load(trained, runtime=runtime, **options)
+        assert engine.config.exits.layers == tuple(note["layers"])
+        for more in (
+            {"draft": "plain"},
+            {"draft": "early_exit"},
+            {"draft": "early_exit", "draft_vocabulary": "all"},
+        ):
+            done = engine.generate(prompt, max_new_tokens=12, ignore_eos=True, **more)
+            assert list(done.token_ids) == expected
+            if more != {"draft": "plain"}:
+                assert str(LayerPlan.exit_at(6, note["layers"][0])) in done.plan
+    same = find_checkpoint(folder).weight_files.keys()
+    assert find_checkpoint(trained).weight_files.keys() == same
+
+
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [
+        ({"format": 2, "layers": [2]}, "has format 2; this selfspec reads 1"),
+        ({"format": 1, "layers": [6]}, r"has the exits \[6\]; this model has 6 layers"),
+        ({"format": 1, "layers": []}, "has the exits"),
+        ({"format": 1, "layers": [2], "vocabulary": [5, 3]}, "not ascending"),
+        ({"format": 1, "layers": [2], "vocabulary": [259]}, "not of this model"),
+        ({"format": 1, "layers": ["2"]}, "must be a token id"),
+    ],
+)
+def test_a_note_that_does_not_fit(folder, tmp_path, note, said):
+    from selfspec.model.checkpoint import read_config
+
+    (tmp_path / "config.json").write_text((find_checkpoint(folder).folder / "config.json").read_text())
+    (tmp_path / "exits.json").write_text(json.dumps(note))
+    with pytest.raises(CorruptModelError, match=said):
+        read_config(tmp_path)
+
+
+def test_numbers_that_are_none_and_memory_that_is_not_there(checkpoint, data, tmp_path, monkeypatch):
+    """Guards the last good checkpoint, and one clear line for each."""
+    options = options_of(data, limit=2000)
+    job = Setup(checkpoint, options, tmp_path / "nan").job(torch.device("cpu"))
+    events = train(job, accelerator_of(options, "cpu"))
+    while next(events).progress.step < 2:
+        pass
+    job.learner.decoder.head.data[0, 0] = torch.nan
+    with pytest.raises(TrainingError, match=r"not finite after step 2; no checkpoint .* lower --learning-rate"):
+        next(events)
+
+    def fails(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("selfspec.train.layerskip.learner.head_cross_entropy", fails)
+    with pytest.raises(OutOfMemoryError, match="lower --batch-tokens"):
+        run(checkpoint, options, tmp_path / "memory")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"curriculum": "slow"}, "curriculum is 'slow'; it must be one of rotational, gradual, none"),
+        ({"exit_weights": "cube"}, "exit_weights is 'cube'; it must be one of sum, linear, uniform"),
+        ({"store": "int8"}, "store is 'int8'; it must be one of bfloat16, float16, float32"),
+        ({"dropout_over_time": "late"}, "must be one of constant, exponential"),
+        ({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and below 1"),
+        ({"gradual": 1.5}, "gradual is 1.5; it must be from 0 to 1"),
+        ({"exit_scale": 0.0}, "exit_scale is 0.0; it must be above 0"),
+        ({"rotation": 0}, "rotation"),
+        ({"layers": "2,x"}, "layers is '2,x'; it must be numbers"),
+        ({"plain": True, "draft_vocabulary": 9}, "plain notes no exits"),
+    ],
+)
+def test_options_that_are_none(data, changes, said):
+    with pytest.raises(OptionError, match=said):
+        options_of(data, **changes)
+
+
+def test_what_does_not_fit_the_model_or_the_data(checkpoint, data, tiny, tmp_path):
+    with pytest.raises(OptionError, match="layers has 6; this model has 6 layers, so an exit must be 1 to 5"):
+        Setup(checkpoint, options_of(data, layers="6"), tmp_path / "a")
+    with pytest.raises(OptionError, match="another checkpoint than"):
+        Setup(find_checkpoint(tiny), options_of(data), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_plain_is_the_control(data):
+    """Guards the control: no exit learns, no layer is left out, and nothing of the recipe is noted."""
+    options = options_of(data, plain=True, layers="2,4")
+    assert options.exits_of(6) == ()
+    assert options.most_dropout == 0.0
+    samples = [Sample(row, 2, 1.0) for row in sentences(3, 9, 2)]
+    pack = Packer(samples, 6, options, torch.device("cpu"))([0, 1, 2], Progress(), 0.5)
+    assert (list(pack.exits), list(pack.weights)) == ([6], [1.0])
+    assert all(batch.kept is None for batch in pack.batches)
+
+
+def test_families_that_cap_their_logits_are_refused(checkpoint):
+    from selfspec.errors import UnsupportedModelError
+    from selfspec.train.layerskip.decoder import Decoder
+
+    with pytest.raises(UnsupportedModelError, match="caps its logits"):
+        Decoder(SimpleNamespace(), replace(checkpoint.config, logit_cap=30.0))
