@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 BASE = "smollm2-135m"
 MOST = 100_000  # tokens that are read in training, prompts and chat template included
 TRAIN, HELD_OUT = 1310, 400
-EXITS = (2, 4, 6, 8, 10)
+EXITS = (4, 6, 8, 10)
 COMMON = (
     "--epochs", "1", "--batch-tokens", "256", "--learning-rate", "3e-4", "--held-out", "0.03",
     "--precision", "bfloat16", "--checkpoint-minutes", "4", "--evaluate-minutes", "4",

@@ -27,11 +27,20 @@ class Decoder(nn.Module):
         super().__init__()
         if config.logit_cap is not None:
             raise UnsupportedModelError(f"{config.family} caps its logits, which this training does not")
-        self.model, self.config = model, config
+        self.config = config
+        self.body = model.base_model
+        if not config.tied_head:
+            self.lm_head = model.get_output_embeddings()
         names = weights_by_role(config)
-        # in lists, which are no children: they have been registered with the model
+        # in lists, which are no children: every weight is registered once, above
+        self._model = [model]
         self._layers = [*model.get_submodule(layout_of(config).prefix.rstrip("."))]
         self._ends = [model.get_submodule(names["final_norm"].name.rpartition(".")[0])]
+
+    @property
+    def model(self) -> Any:
+        """The model of transformers."""
+        return self._model[0]
 
     @property
     def head(self) -> Tensor:
@@ -52,7 +61,7 @@ class Decoder(nn.Module):
         """
         found: dict[int, Tensor] = {}
         with self._watched(kept, exits, found):
-            self.model.base_model(input_ids=tokens, use_cache=False)
+            self.body(input_ids=tokens, use_cache=False)
         return found
 
     @contextmanager
@@ -89,10 +98,25 @@ def decoder_of(checkpoint: Checkpoint, is_new: bool, seed: int) -> Decoder:
     """The model of a checkpoint in float32; with ``is_new`` with weights that have learned nothing."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    if is_new:
-        torch.manual_seed(seed)
-        config = AutoConfig.from_pretrained(checkpoint.folder)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    else:
-        model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32)
+    with quietly():
+        if is_new:
+            torch.manual_seed(seed)
+            config = AutoConfig.from_pretrained(checkpoint.folder)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32)
     return Decoder(model, checkpoint.config)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without the progress bars of transformers, which are for models that take long to read."""
+    from transformers.utils import logging
+
+    was = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was:
+            logging.enable_progress_bar()

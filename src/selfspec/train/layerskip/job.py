@@ -20,13 +20,15 @@ from selfspec.train.heads.claim import FREE, claim, run_begun
 from selfspec.train.heads.corpus import corpus_of
 from selfspec.train.heads.progress import History
 from selfspec.train.heads.trainer import Job
-from selfspec.train.layerskip.decoder import decoder_of
+from selfspec.train.layerskip.decoder import decoder_of, quietly
 from selfspec.train.layerskip.heldout import measured
 from selfspec.train.layerskip.learner import Learner, Packer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from torch import Tensor
 
     from selfspec.model.checkpoint import Checkpoint
     from selfspec.train.heads.corpus import Corpus
@@ -54,10 +56,12 @@ class Setup:
         config = checkpoint.config
         self.exits = options.exits_of(config.num_layers)
         data = read_data(*options.data)
-        if data.fingerprint != checkpoint.fingerprint:
+        # whoever wrote the texts, in whatever precision: they must be tokens of this model
+        tokenizer = data.provenance["model"].get("tokenizer", checkpoint.tokenizer.fingerprint)
+        if (data.vocab_size, tokenizer) != (config.vocab_size, checkpoint.tokenizer.fingerprint):
             raise OptionError(
-                f"the data in {options.data[0]!r} belong to {data.provenance['model']['name']}, another checkpoint "
-                f"than {checkpoint.name}; give --model"
+                f"the data in {options.data[0]!r} are tokens of {data.provenance['model']['name']}, which has "
+                f"another tokenizer than {checkpoint.name}; give --model, or make them again"
             )
         begun = run_begun(out)
         self.data = data if begun is None else data.first(int(begun["texts"]))
@@ -115,10 +119,12 @@ class Setup:
         aside = self.out / ".model"
         shutil.rmtree(aside, ignore_errors=True)
         try:
-            dtype = getattr(torch, self.options.store)
-            weights = {name: tensor.detach().to(dtype) for name, tensor in decoder.model.state_dict().items()}
-            decoder.model.save_pretrained(aside, state_dict=weights)
+            weights = _in(getattr(torch, self.options.store), decoder.model.state_dict())
+            with quietly():
+                decoder.model.save_pretrained(aside, state_dict=weights)
             self._copy_texts(aside)
+            for file in aside.iterdir():
+                file.chmod(0o644)  # transformers' are its writer's alone
             if self.exits:
                 exits, more = self._note(progress)
                 (aside / NOTE).write_text(json.dumps(note_of(exits, **more)) + "\n", encoding="utf-8")
@@ -175,3 +181,9 @@ class Setup:
         f = shared_share(config.num_layers, k, share)
         head = share * len(self.vocabulary) / config.vocab_size if self.vocabulary else share
         return speedup(alpha, best_gamma(alpha, f + head, _ROW, f, 16), f + head, _ROW, f)
+
+
+def _in(dtype: torch.dtype, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights in a precision; those that are one stay one, so that a tied head is not written twice."""
+    made: dict[int, Tensor] = {}
+    return {name: made.setdefault(tensor.data_ptr(), tensor.to(dtype)) for name, tensor in weights.items()}
