@@ -44,7 +44,7 @@ TRAIN, HELD_OUT = 1310, 400
 EXITS = (4, 6, 8, 10)
 COMMON = (
     "--epochs", "1", "--batch-tokens", "256", "--learning-rate", "3e-4", "--held-out", "0.03",
-    "--precision", "bfloat16", "--checkpoint-minutes", "4", "--evaluate-minutes", "4",
+    "--precision", "bfloat16", "--held-out-tokens", "600", "--checkpoint-minutes", "6", "--evaluate-minutes", "30",
 )  # fmt: skip
 RECIPE = (
     "--layers", ",".join(map(str, EXITS)), "--curriculum", "rotational", "--rotation", "2",

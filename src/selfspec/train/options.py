@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from selfspec.drafters.base import inherited, option
 from selfspec.errors import OptionError
-from selfspec.train.layerskip.schedule import CURRICULA, OVER_TIME, WEIGHTS
+from selfspec.train.schedules import CURRICULA, OVER_TIME, WEIGHTS
 from selfspec.types import MAX_GAMMA, require_least, require_types
 
 _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

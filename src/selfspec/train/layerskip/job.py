@@ -123,8 +123,8 @@ class Setup:
             with quietly():
                 decoder.model.save_pretrained(aside, state_dict=weights)
             self._copy_texts(aside)
-            for file in aside.iterdir():
-                file.chmod(0o644)  # transformers' are its writer's alone
+            for file in aside.glob("*.safetensors"):
+                file.chmod(0o644)  # not its writer's alone
             if self.exits:
                 exits, more = self._note(progress)
                 (aside / NOTE).write_text(json.dumps(note_of(exits, **more)) + "\n", encoding="utf-8")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from selfspec.train.layerskip.losses import head_cross_entropy
-from selfspec.train.layerskip.schedule import Curriculum, dropout_rates, exit_weights, kept
+from selfspec.train.schedules import Curriculum, dropout_rates, exit_weights, kept
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
