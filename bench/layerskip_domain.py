@@ -6,7 +6,8 @@ The embedded model is fine-tuned twice on the same pairs, at most 100,000 tokens
 read once: with `selfspec train layerskip`, and, as the control, with --plain. Then it is measured
 
     exact       held-out utterances whose calls are right to the last character, both models in bf16
-    accepted    accepted ÷ drafted by exit layer, in the domain, with the trimmed draft vocabulary and all tokens
+    accepted    α by exit layer: accepted ÷ judged (a draft is judged up to its first wrong token), in the domain,
+                with the trimmed draft vocabulary and all tokens
     chat        the same on open chat at layers 8 and 12, before and after, and the perplexity of the base
                 model's own answers to it
     speed       early exit and `quantized` in pairs with plain decoding of the same checkpoint, in bf16 and int8;
@@ -115,7 +116,7 @@ class Domain:
         return found
 
     def accepted(self) -> dict[str, Any]:
-        """Accepted ÷ drafted by exit layer on held-out utterances."""
+        """α by exit layer on held-out utterances."""
         prompts = [pair["prompt"] for pair in _lines(self.out / "held-out.jsonl")][:40]
         found: dict[str, Any] = {}
         for name in ("layerskip", "plain"):
@@ -170,16 +171,24 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _acceptance(engine: selfspec.Engine, prompts: Sequence[str], most: int, **options: Any) -> dict[str, Any]:
-    """Accepted ÷ drafted over all prompts, and whether the texts are those of plain decoding."""
-    drafted = accepted = tokens = rounds = 0
+    """α and τ over all prompts, and whether the texts are those of plain decoding."""
+    drafted = accepted = judged = tokens = rounds = 0
     same = True
     for prompt in prompts:
         plain = engine.generate(prompt, draft="plain", max_new_tokens=most)
         done = engine.generate(prompt, draft="early_exit", max_new_tokens=most, **options)
         same &= plain.token_ids == done.token_ids
         drafted, accepted = drafted + done.stats.drafted, accepted + done.stats.accepted
+        # a position is judged where all before it were right
+        there, right = done.stats.drafted_per_position, done.stats.accepted_per_position
+        judged += sum(map(min, there, [*there[:1], *right]))
         tokens, rounds = tokens + done.stats.tokens - 1, rounds + done.stats.rounds
-    return {"alpha": accepted / max(1, drafted), "tokens_per_round": tokens / max(1, rounds), "equal": same}
+    return {
+        "alpha": accepted / max(1, judged),
+        "accepted_of_drafted": accepted / max(1, drafted),
+        "tokens_per_round": tokens / max(1, rounds),
+        "equal": same,
+    }
 
 
 def _perplexity(engine: selfspec.Engine, prompts: Sequence[str], answers: Sequence[Sequence[int]]) -> float:
