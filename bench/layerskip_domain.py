@@ -42,21 +42,21 @@ if TYPE_CHECKING:
 BASE = "smollm2-135m"
 MOST = 100_000  # tokens that are read in training, prompts and chat template included
 TRAIN, HELD_OUT = 1310, 400
-EXITS = (4, 6, 8, 10)
+EXITS = (6, 8, 10)
 COMMON = (
-    "--epochs", "1", "--batch-tokens", "256", "--learning-rate", "3e-4", "--held-out", "0.03",
+    "--epochs", "1", "--batch-tokens", "128", "--learning-rate", "3e-4", "--held-out", "0.03",
     "--precision", "bfloat16", "--held-out-tokens", "600", "--checkpoint-minutes", "6", "--evaluate-minutes", "30",
 )  # fmt: skip
 RECIPE = (
-    "--layers", ",".join(map(str, EXITS)), "--curriculum", "rotational", "--rotation", "2",
-    "--exit-weights", "uniform", "--dropout", "0.1", "--draft-vocabulary", "640",
+    "--layers", ",".join(map(str, EXITS)), "--curriculum", "none", "--exit-weights", "uniform",
+    "--dropout", "0.1", "--draft-vocabulary", "640",
 )  # fmt: skip
 GAMMA = 6
 SPEED = {
-    16: "early_exit:exit_layer=4:gamma=6,early_exit:exit_layer=6:gamma=8,early_exit:exit_layer=6:gamma=6,"
-    "early_exit:exit_layer=8:gamma=8,quantized:draft_bits=4:gamma=4",
-    8: "early_exit:exit_layer=4:gamma=4,early_exit:exit_layer=4:gamma=6,early_exit:exit_layer=6:gamma=6,"
-    "early_exit:exit_layer=8:gamma=6,quantized:draft_bits=4:gamma=3",
+    16: "early_exit:exit_layer=6:gamma=4,early_exit:exit_layer=6:gamma=6,early_exit:exit_layer=8:gamma=6,"
+    "early_exit:exit_layer=8:gamma=8,early_exit:exit_layer=10:gamma=8,quantized:draft_bits=4:gamma=4",
+    8: "early_exit:exit_layer=6:gamma=4,early_exit:exit_layer=6:gamma=6,early_exit:exit_layer=8:gamma=4,"
+    "early_exit:exit_layer=8:gamma=6,early_exit:exit_layer=10:gamma=6,quantized:draft_bits=4:gamma=3",
 }
 CHAT_LAYERS = (8, 12)
 CHAT_PROMPTS, CHAT_TOKENS = 18, 64
