@@ -14,8 +14,8 @@ read once: with `selfspec train layerskip`, and, as the control, with --plain. T
                 answers are compared
 
 Steps that are done are not done again, and training goes on where it was stopped. On one core of a Xeon with
-AVX512-BF16 the two trainings take about 15 and 10 minutes, what follows about 20, `speed` (which is the only step
-that is about time: run nothing beside it) about 10. The result is in FOLDER/result.json, and a table is printed.
+AVX512-BF16 the two trainings take about 15 and 10 minutes, what follows about 20, of it `speed`, the only step that
+is about time (run nothing beside it), about 10. The result is in FOLDER/result.json, and a table is printed.
 """
 
 from __future__ import annotations
