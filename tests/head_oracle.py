@@ -50,6 +50,8 @@ def mlp(x, head: HeadFile):
 def exit_states(states, head: HeadFile):
     """G of all rows, from their states after k layers [rows, d]."""
     weights, facts = head.weights, head.facts
+    if facts.form == "none":
+        return states
     if facts.form == "linear":
         return states + states @ weights["transform.weight"].astype(np.float64).T
     h = states + attention(norm(states, weights["layer.input_layernorm.weight"], facts.eps), head)

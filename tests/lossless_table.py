@@ -6,6 +6,7 @@ many texts run together, their lengths and ends, γ, the temperature, and what s
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -292,6 +293,7 @@ PARTS = {  # drafters of runtimes that can leave out a part of a sub-layer
     "layer_skip channels comb": ("layer_skip", {"skip": "channels 1-3:8-15", "siblings": 1}),
 }
 FORMS = {
+    "none": random_facts("exit_head", "none", taps=(4,)),
     "linear": random_facts("exit_head", "linear", taps=(4,)),
     "attention": random_facts("exit_head", "attention", taps=(3,)),
     "layer": random_facts("exit_head", "layer", taps=(4,)),
@@ -314,7 +316,18 @@ def head(form):
     return str(path)
 
 
+@cache
+def few_tokens():
+    """A file with a draft vocabulary."""
+    path = Path(tempfile.mkdtemp()) / "tokens.json"
+    path.write_text(json.dumps([token for token in range(SIZE) if token not in LACKS]))
+    return str(path)
+
+
 HEADS = {  # drafters of runtimes that run trained heads: the drafter, the form of its head, and options
+    "head none": ("early_exit", "none", {}),
+    "trimmed": ("early_exit", None, {"exit_layer": 4}),
+    "trimmed comb": ("early_exit", None, {"exit_layer": 3, "siblings": 1, "confidence": 0.02}),
     "head linear": ("early_exit", "linear", {}),
     "head linear comb": ("early_exit", "linear", {"siblings": 1, "confidence": 0.02}),
     "head attention": ("early_exit", "attention", {}),
@@ -370,9 +383,8 @@ def drafter(name, target, texts, gamma, seed=0):
     """What `run` takes: a drafter or its class, and its options."""
     if name in HEADS:
         kind, form, options = HEADS[name]
-        return create(
-            _class(kind), target.config, {"head": head(form), "gamma": gamma, **options}, Host(target, {})
-        ), None
+        own = {"draft_vocabulary": few_tokens()} if form is None else {"head": head(form)}
+        return create(_class(kind), target.config, {**own, "gamma": gamma, **options}, Host(target, {})), None
     if name in LEARNING:
         return Fickle(target.config, Host(target, {}), seed, gamma=gamma, **LEARNING[name]), None
     if name in HEAD_CONTROLLERS:

@@ -10,7 +10,7 @@ from selfspec.model.head_file import LM_HEAD, HeadFacts, HeadFile, weight_shapes
 def random_facts(kind="eagle", form="layer", **changes):
     """Facts of a small head; 32 wide, 4 heads of 8 over 2, as the tiny models are."""
     sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "intermediate_size": 48}
-    if form == "linear":
+    if form in ("none", "linear"):
         sizes = {}
     facts = {"kind": kind, "form": form, "taps": (1,) if kind == "exit_head" else (1, 2, 3), "hidden_size": 32}
     return HeadFacts(**facts | sizes | changes)

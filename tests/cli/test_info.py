@@ -53,6 +53,15 @@ def test_states_are_stated_beside_the_cache(call, tmp_path, folder):
     assert "25.3 kB per text, 24.6 kB of it to roll drafts back" in call("info", tmp_path).stdout
 
 
+def test_trained_exits_are_named(call, folder, refused):
+    """Guards the note that `train layerskip` leaves: it is shown, and a damaged one is refused."""
+    (folder / "exits.json").write_text(json.dumps({"format": 1, "layers": [2, 1], "vocabulary": [3, 5]}))
+    assert "2, 1, drafts choose among 2 tokens" in call("info", folder).stdout
+    assert document(call, folder)["trained_exits"] == {"layers": [2, 1], "vocabulary": 2}
+    (folder / "exits.json").write_text("{}x")
+    assert "exits.json" in refused("info", folder)
+
+
 def test_c_counts_the_head(call, folder):
     """Guards c(k): k/L alone flatters every exit."""
     costs = document(call, folder)["c_by_exit_layer"]

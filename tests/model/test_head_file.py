@@ -14,7 +14,13 @@ from selfspec.errors import CorruptModelError, ModelNotFoundError, OptionError
 from selfspec.model.head_file import HeadFacts, HeadFile, read_head, rounded, write_head
 from selfspec.runtime.packing import pack
 
-KINDS = [("exit_head", "linear"), ("exit_head", "attention"), ("exit_head", "layer"), ("eagle", "layer")]
+KINDS = [
+    ("exit_head", "none"),
+    ("exit_head", "linear"),
+    ("exit_head", "attention"),
+    ("exit_head", "layer"),
+    ("eagle", "layer"),
+]
 
 
 @pytest.mark.parametrize(("kind", "form"), KINDS)

@@ -15,6 +15,7 @@ from selfspec.types import Rows
 TOKENS = [5, 6, 7, 8, 9, 10, 11, 12]
 ROWS = Rows.of([0] * 5 + [1] * 3, [0, 1, 2, 3, 4, 0, 1, 2])
 HEADS = {
+    "none": random_facts("exit_head", "none"),
     "linear": random_facts("exit_head", "linear"),
     "attention": random_facts("exit_head", "attention"),
     "layer": random_facts("exit_head", "layer", head_dim=10, num_heads=2, num_kv_heads=1, intermediate_size=40),

@@ -90,6 +90,11 @@ def _document(name: str, sizes: Sizes) -> dict[str, Any]:
         "kv_bytes_per_token": sizes.kv,
         "state_bytes": (states := kept_bytes(config, sizes.width)),
         "rollback_bytes": states - plain_bytes(config, sizes.width),
+        "trained_exits": config.exits
+        and {
+            "layers": list(config.exits.layers),
+            "vocabulary": len(config.exits.vocabulary),
+        },
         "c_by_exit_layer": _costs(sizes),
         "draft_buffers": list(buffers(config, sizes.width)),
     }
@@ -136,6 +141,7 @@ def _sizes(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("total", size(held["total"])),
         ("KV cache", f"{size(document['kv_bytes_per_token'])} per token"),
         *_states(document),
+        *_exits(document),
     ]
 
 
@@ -145,6 +151,14 @@ def _states(document: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     held, extra = size(document["state_bytes"]), size(document["rollback_bytes"])
     return [("states", f"{held} per text, {extra} of it to roll drafts back")]
+
+
+def _exits(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is noted of exits that were trained, where it is."""
+    if not (found := document["trained_exits"]):
+        return []
+    most = f", drafts choose among {found['vocabulary']} tokens" if found["vocabulary"] else ""
+    return [("trained exits", ", ".join(map(str, found["layers"])) + most)]
 
 
 def _price_table(rows: list[dict[str, Any]]) -> str:

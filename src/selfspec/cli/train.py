@@ -1,4 +1,4 @@
-"""``selfspec train``: what a small head that drafts needs, step by step."""
+"""``selfspec train``: what drafts better than a model's own shallow layers do, step by step."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ VERBS = {
     "data": "The model answers prompts: texts from which a head learns to draft.",
     "eagle": "An EAGLE-3 head, which drafts on three of the model's states and its own outputs.",
     "exit-head": "Heads with which drafts leave the model after some of its layers.",
+    "layerskip": "The whole model, so that its own early layers draft well: LayerSkip.",
 }
 
 _EXAMPLES = examples(
@@ -19,6 +20,7 @@ _EXAMPLES = examples(
     "selfspec train data --prompts prompts.jsonl --out answers --tokens 400000 --json",
     "selfspec train eagle --data answers --out eagle",
     "selfspec train exit-head --data answers --out exits --layers 8",
+    "selfspec train layerskip --data mine --out skipping --layers 4,6,8",
 )
 
 
@@ -30,6 +32,9 @@ class _Steps(Lazy):
 @click.group("train", cls=_Steps, invoke_without_command=True, epilog=_EXAMPLES)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Train a small head that drafts better than the model's own shallow layers; the model stays as it is."""
+    """Train what drafts better than the model's own shallow layers: a small head beside it, or the model itself.
+
+    All but `layerskip` leave the model as it is.
+    """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

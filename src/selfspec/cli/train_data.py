@@ -130,7 +130,11 @@ def _provenance(engine: Engine, asked: DataOptions) -> dict[str, Any]:
     found = {
         "format": FORMAT,
         "kind": "text" if asked.text else "answers",
-        "model": {"name": engine.name, "fingerprint": engine.fingerprint},
+        "model": {
+            "name": engine.name,
+            "fingerprint": engine.fingerprint,
+            "tokenizer": engine.tokenizer.fingerprint if engine.tokenizer else "",
+        },
         "vocab_size": engine.config.vocab_size,
         "eos_token_ids": sorted(engine.config.eos_token_ids),
         "special_ids": [token for token in special if token < engine.config.vocab_size],

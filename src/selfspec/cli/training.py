@@ -1,4 +1,4 @@
-"""What the verbs that train heads share: opening, what is told, and the lines of a run."""
+"""What the verbs that train share: opening, what is told, and the lines of a run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from selfspec.errors import RuntimeMissingError
 from selfspec.measure.quantities import size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from accelerate import Accelerator
 
     from selfspec.train.heads.job import Setup
     from selfspec.train.heads.progress import Event
+    from selfspec.train.heads.trainer import Job
     from selfspec.train.options import EagleOptions, ExitHeadOptions, HeadOptions
 
 
@@ -53,9 +56,9 @@ _EVERY = 15.0  # seconds between lines of steps
 
 def run(asked: HeadOptions, opening: Mapping[str, Any], out: str, as_json: bool) -> None:
     """Train what ``asked`` says in the folder ``out``, and say how it goes."""
-    _require_packages()
+    require_packages()
     from selfspec.train.heads.job import Setup
-    from selfspec.train.heads.trainer import accelerator_of, train
+    from selfspec.train.heads.trainer import accelerator_of
 
     engine = open_engine(opening)
     setup = Setup(engine, asked, Path(out))
@@ -63,28 +66,40 @@ def run(asked: HeadOptions, opening: Mapping[str, Any], out: str, as_json: bool)
         note(line)
     _make_states(setup)
     accelerator = accelerator_of(asked, opening.get("device"))
-    job = setup.job(accelerator.device)
+    result = follow(setup.job(accelerator.device), accelerator)
+    document = {"heads": {name: str(setup.path(name)) for name in setup.facts}, **result}
+    if as_json:
+        emit_json(document)
+    else:
+        for name in setup.facts:
+            click.echo(f"{setup.path(name)}  {_alphas(result['held_out'].get(name, {}))}")
+
+
+def follow(job: Job, accelerator: Accelerator, curves: Sequence[str] = ()) -> dict[str, Any]:
+    """Train to the end, say how it goes, and plot it, with names of ``curves`` of loss; its sums.
+
+    Where the run ended before, they are empty.
+    """
+    from selfspec.train.heads.trainer import train
+
     lines = _Lines()
     try:
         for event in train(job, accelerator):
             if line := lines.of(event):
                 note(line)
     except KeyboardInterrupt:
-        note(f"what was learned is in {out!r}; run the same command again to go on")
+        note(f"what was learned is in {str(job.out)!r}; run the same command again to go on")
         raise
-    _plot(setup)
-    document = {"heads": {name: str(setup.path(name)) for name in setup.facts}, **lines.result}
-    if as_json:
-        emit_json(document)
-    else:
-        for name in setup.facts:
-            click.echo(f"{setup.path(name)}  {_alphas(lines.result['held_out'].get(name, {}))}")
+    _plot(job.out, curves)
+    return lines.result
 
 
-def _require_packages() -> None:
-    if missing := next((name for name in ("torch", "accelerate") if find_spec(name) is None), None):
+def require_packages(*more: str, extra: str = "train") -> None:
+    """Raise RuntimeMissingError where one that trains, or one of ``more``, is not installed."""
+    needed = ("torch", "accelerate", *more)
+    if missing := next((name for name in needed if find_spec(name) is None), None):
         raise RuntimeMissingError(
-            f"training needs {missing}, which is not installed: pip install 'selfspec[train]'"
+            f"training needs {missing}, which is not installed: pip install 'selfspec[{extra}]'"
         )
 
 
@@ -154,11 +169,12 @@ class _Lines:
         begun, share = self._begun
         left = (now - begun) * (1.0 - event.share) / max(event.share - share, 1e-9)
         losses = [" ".join(f"{value:.3f}" for value in head) for head in event.facts["loss"]]
-        divergences = [" ".join(f"{value:.3f}" for value in head) for head in event.facts["kl"]]
+        divergences = [" ".join(f"{value:.3f}" for value in head) for head in event.facts.get("kl", ())]
+        far = f" · KL {' | '.join(divergences)}" if divergences else ""
         return (
             f"{event.share:.1%} · epoch {event.progress.epoch + 1} · step {event.progress.step} · "
-            f"{event.facts['tokens_per_second']:,.0f} tokens/s · loss {' | '.join(losses)} "
-            f"· KL {' | '.join(divergences)} · ETA {left / 60:.0f} min"
+            f"{event.facts['tokens_per_second']:,.0f} tokens/s · loss {' | '.join(losses)}{far} · "
+            f"ETA {left / 60:.0f} min"
         )
 
 
@@ -169,10 +185,10 @@ def _alphas(kinds: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def _plot(setup: Setup) -> None:
+def _plot(out: Path, curves: Sequence[str]) -> None:
     from selfspec.train.heads.plots import plot
 
     try:
-        plot(setup.out)
+        plot(out, curves)
     except ModuleNotFoundError as error:
         note(f"no plots, because {error.name} is not installed: pip install 'selfspec[train]'")

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Hashable, Sequence
 
+    from _typeshed import DataclassInstance
+
     from selfspec.context import Context, Text
     from selfspec.drafters.ahead import Ahead, Outcome
     from selfspec.feeds import Feed
@@ -33,7 +35,7 @@ def option(default: Any, text: str, opens: bool = False) -> Any:
     return field(default=default, metadata={"help": text, "opens": opens})
 
 
-def inherited(options: type[DraftOptions], name: str, default: Any) -> Any:
+def inherited(options: type[DataclassInstance], name: str, default: Any) -> Any:
     """An option that ``options`` has, with another default."""
     return field(default=default, metadata={f.name: f for f in fields(options)}[name].metadata)
 

@@ -12,6 +12,7 @@ from selfspec.drafters.base import Drafter, DraftOptions, option
 from selfspec.drafters.exit_head import ExitHead
 from selfspec.drafters.learning_head import LearningHead, LearnOptions
 from selfspec.drafters.self_draft import FixedSelfDraft
+from selfspec.drafters.trimmed_exit import TrimmedExit, read_vocabulary
 from selfspec.errors import OptionError
 from selfspec.types import LayerPlan
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
 
 ADAPTIVE = "adaptive"
+ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,14 @@ class EarlyExitOptions(LearnOptions):
     exit_layer: str | int | None = option(
         None,
         "Layer k at which the draft leaves: it runs layers [0, k), 1 <= k < layers; or adaptive: exit and length "
-        "are chosen in every round (DEL). Default: 7/8 of the layers; with learn, a quarter.",
+        "are chosen in every round (DEL). Default: what the model's exits.json names, else 7/8 of the layers; "
+        "with learn, a quarter.",
+    )
+    draft_vocabulary: str | None = option(
+        None,
+        "Tokens that drafts choose among: all, or a JSON file with their ids. Default: those of the model's "
+        "exits.json, else all.",
+        opens=True,
     )
     exits: str = option(
         "", "adaptive: layers to choose among, with commas. Default: an eighth, a quarter, half and three quarters."
@@ -41,12 +50,18 @@ class EarlyExitOptions(LearnOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "exit_layer", _layer(self.exit_layer))
-        if self.head is None and (self.any_target or (self.head_bits and not self.learn)):
+        has_rows = self.draft_vocabulary not in (None, ALL)  # which are packed as those of a head
+        if self.head is None and (self.any_target or (self.head_bits and not (self.learn or has_rows))):
             name = "any_target" if self.any_target else "head_bits"
             raise OptionError(f"{name} is {getattr(self, name)}, which only a trained head reads; give head, too")
         if (self.head is not None or self.learn) and self.is_adaptive:
             raise OptionError(
                 f"exit_layer is {ADAPTIVE}, but a trained head has its own layer; leave exit_layer out"
+            )
+        if has_rows and (self.head is not None or self.learn or self.is_adaptive):
+            other = f"exit_layer={ADAPTIVE}" if self.is_adaptive else "a trained head"
+            raise OptionError(
+                f"draft_vocabulary is {self.draft_vocabulary!r}, which {other} does not read; leave it out"
             )
         if not self.is_adaptive:
             for f in fields(EarlyExitOptions)[-3:]:
@@ -72,6 +87,12 @@ class EarlyExitOptions(LearnOptions):
     def is_adaptive(self) -> bool:
         """Whether exits are chosen while it writes."""
         return self.exit_layer == ADAPTIVE
+
+    def vocabulary_for(self, config: ModelConfig) -> tuple[int, ...]:
+        """The tokens that drafts choose among; empty for all. Raises OptionError as `read_vocabulary`."""
+        if self.draft_vocabulary is None:
+            return config.exits.vocabulary if config.exits else ()
+        return () if self.draft_vocabulary == ALL else read_vocabulary(self.draft_vocabulary)
 
     def candidates(self, num_layers: int) -> tuple[int, ...]:
         """The layers to choose among in a model of ``num_layers``, ascending. Raises OptionError as `LayerPlan`."""
@@ -113,12 +134,7 @@ class EarlyExit(FixedSelfDraft):
     )
 
     def __init__(self, options: EarlyExitOptions, config: ModelConfig) -> None:
-        layer = options.exit_layer
-        _require_layers(config)
-        if layer is None:
-            layer = max(1, config.num_layers * 7 // 8)
-        assert isinstance(layer, int), "`for_options` knows what drafts with adaptive exits"
-        super().__init__(options, config, LayerPlan.exit_at(config.num_layers, layer))
+        super().__init__(options, config, LayerPlan.exit_at(config.num_layers, _exit_of(options, config)))
 
     @classmethod
     def for_options(cls, options: DraftOptions, config: ModelConfig) -> Drafter:
@@ -132,19 +148,36 @@ class EarlyExit(FixedSelfDraft):
             assert options.exit_layer is None or isinstance(options.exit_layer, int)
             return ExitHead(options, config, options.exit_layer)
         if not options.is_adaptive:
+            if vocabulary := options.vocabulary_for(config):
+                return TrimmedExit(options, config, _exit_of(options, config), vocabulary)
             return cls(options, config)
         _require_layers(config)
         return AdaptiveExit(options, config)
 
     @classmethod
     def variants(cls, config: ModelConfig, options: dict[str, Any]) -> list[dict[str, Any]]:
-        """An exit after an eighth, a quarter and half of the layers; later ones cannot pay, however right."""
+        """An exit after an eighth, a quarter and half of the layers; later ones cannot pay, however right.
+
+        Where exits were trained, the first three of those.
+        """
         if options.get("exit_layer") == ADAPTIVE:
             raise OptionError(f"auto chooses among exits itself; give it early_exit without exit_layer={ADAPTIVE}")
         if options.get("exit_layer") is not None or options.get("head") or options.get("learn"):
             return [options]
         layers = sorted({max(1, config.num_layers // part) for part in (8, 4, 2)} - {config.num_layers})
+        if config.exits:
+            layers = sorted(config.exits.layers[:3])
         return [{**options, "exit_layer": layer} for layer in layers]
+
+
+def _exit_of(options: EarlyExitOptions, config: ModelConfig) -> int:
+    """The fixed exit that is asked for, or noted, or the default."""
+    _require_layers(config)
+    layer = options.exit_layer
+    if layer is None:
+        layer = config.exits.layers[0] if config.exits else max(1, config.num_layers * 7 // 8)
+    assert isinstance(layer, int), "`for_options` knows what drafts with adaptive exits"
+    return layer
 
 
 def _require_layers(config: ModelConfig) -> None:

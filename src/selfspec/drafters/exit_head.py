@@ -50,6 +50,7 @@ class ExitHead(FixedSelfDraft):
             raise OptionError(f"exit_layer is {layer}, but the head reads after layer {k}; leave exit_layer out")
         super().__init__(options, config, LayerPlan.exit_at(config.num_layers, k))
         self._reads = (k,) if head.facts.attends else ()
+        self._options = options
         self._head = Attachment(config, options, head)
 
     def bind(self, host: Host) -> None:

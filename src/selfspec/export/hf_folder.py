@@ -11,6 +11,7 @@ import numpy as np
 from selfspec.errors import UnsupportedModelError
 from selfspec.export.cut import check_layers, config_of_draft
 from selfspec.model.checkpoint import open_folder, read_config, text_files
+from selfspec.model.exits import NOTE
 from selfspec.model.families import family_of, layout_of, weight_shapes
 from selfspec.model.reading import quoted, read_json, read_json_if_there
 from selfspec.model.safetensors_file import read_header, write_raw
@@ -45,6 +46,8 @@ def write_folder(checkpoint: Checkpoint, cutting: Cutting, out: Path, gamma: int
             f"config.json of {quoted(checkpoint.folder)} does not say {key} where it should"
         )
     for file in text_files(checkpoint.folder):
+        if file.name == NOTE:  # a draft has fewer layers
+            continue
         target = out / file.relative_to(checkpoint.folder)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from selfspec.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
+from selfspec.model.exits import NOTE, read_exits
 from selfspec.model.families import config_from_hf, is_ignored, weight_shapes, weights_by_role, with_layout_of
 from selfspec.model.reading import Fields, listed, one_line, quoted, read_json, read_json_if_there
 from selfspec.model.safetensors_file import Header, have_same_bytes, read_header
@@ -23,7 +24,7 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _TEXTS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja", "chat_templates/*.jinja",
+    "added_tokens.json", "chat_template.jinja", "chat_templates/*.jinja", NOTE,
 )  # fmt: skip
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -55,6 +56,7 @@ def read_config(folder: Path) -> ModelConfig:
     """
     config = config_from_hf(read_json(folder / "config.json"), f"config.json of {quoted(folder)}")
     generation = Fields(read_json_if_there(folder / "generation_config.json"), "generation_config.json")
+    config = replace(config, exits=read_exits(folder, config))
     return _with_eos(config, generation.ids("eos_token_id") or config.eos_token_ids)
 
 

@@ -183,6 +183,17 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Exits:
+    """Exits that were trained (`model.exits`).
+
+    ``layers``, the one to draft with first; ``vocabulary``, the ascending ids that drafts choose among, empty: all.
+    """
+
+    layers: tuple[int, ...]
+    vocabulary: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """One decoder-only transformer.
 
@@ -192,7 +203,7 @@ class ModelConfig:
 
     ``position_offset``: positions are learned vectors, added to the embedding, and that of position p is row
     p + offset; None: no. ``embedding_scale`` multiplies the embedding, ``logit_scale`` the logits;
-    ``logit_cap`` c makes c * tanh(logit / c) of them.
+    ``logit_cap`` c makes c * tanh(logit / c) of them. ``exits`` are those that were trained, if it is noted.
     """
 
     family: str
@@ -217,6 +228,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None
+    exits: Exits | None = None
 
     def layer(self, index: int) -> Layer:
         """The facts of one layer."""

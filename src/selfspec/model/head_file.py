@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 KINDS = ("exit_head", "eagle")
-FORMS = ("linear", "attention", "layer")
+FORMS = ("none", "linear", "attention", "layer")
 LM_HEAD = "lm_head.weight"
 VOCABULARY = "vocabulary"
 BLOCK = 32  # inputs that share a scale
@@ -38,12 +38,11 @@ _SCALE = ".scale"
 class HeadFacts:
     """What a head is.
 
-    ``kind`` "exit_head" reads the states after ``taps`` = (k,) layers; ``form`` is what it adds to them: "linear",
-    "attention" (Kangaroo, arXiv 2404.18911) or "layer" (a decoder layer of Llama shape). "eagle" is EAGLE-3 (arXiv
-    2503.01840): a "layer" that reads the states after the three layers ``taps``, and the next token. ``target`` is
-    the fingerprint of the checkpoint that it was trained for, "" where that is unknown; ``card`` says how it was
-    made. A "linear" head has no heads of attention: their numbers may be 0, as the intermediate size may where
-    there is no MLP.
+    ``kind`` "exit_head" reads the states after ``taps`` = (k,) layers; ``form`` is what it adds to them: "none",
+    "linear", "attention" (Kangaroo, arXiv 2404.18911) or "layer" (a decoder layer of Llama shape). "eagle" is
+    EAGLE-3 (arXiv 2503.01840): a "layer" that reads the states after the three layers ``taps``, and the next token.
+    ``target`` is the fingerprint of the checkpoint that it was trained for, "" where that is unknown; ``card`` says
+    how it was made. Without attention the numbers of heads may be 0, as the intermediate size may without an MLP.
     """
 
     kind: str
@@ -83,7 +82,7 @@ class HeadFacts:
     @property
     def attends(self) -> bool:
         """Whether it has attention, and so keys and values of its own."""
-        return self.form != "linear"
+        return self.form in ("attention", "layer")
 
     @property
     def prefix(self) -> str:
@@ -130,7 +129,7 @@ def weight_shapes(facts: HeadFacts) -> dict[str, tuple[int, ...]]:
     d, p = facts.hidden_size, facts.prefix
     shapes: dict[str, tuple[int, ...]] = {"norm.weight": (d,)}
     if not facts.attends:
-        return {"transform.weight": (d, d), **shapes}
+        return shapes if facts.form == "none" else {"transform.weight": (d, d), **shapes}
     is_eagle = facts.kind == "eagle"
     q, kv = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
     reads = 2 * d if is_eagle else d

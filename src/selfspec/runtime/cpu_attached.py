@@ -67,7 +67,7 @@ class CpuAttached(Attached):
                 self._model.set_norm(0, role, weight, None)
         self._model.set_norm(0, "final", weights["norm.weight"], None)
         self._set("head", self._lm_head(head, lm_head, kind), is_held=lm_head)
-        steps = {"linear": (), "attention": (0,), "layer": (0, 1)}[head.facts.form]
+        steps = {"attention": (0,), "layer": (0, 1)}.get(head.facts.form, ())
         self._steps = np.asarray(steps, dtype=np.int64)
         self._places = np.full(len(steps), -1, dtype=np.int64)
         self._no_taps = np.empty((0, 1, c.hidden_size), dtype=np.float32)
@@ -96,6 +96,8 @@ class CpuAttached(Attached):
     def run(self, entering: Array, tokens: Sequence[int], rows: Rows, cache: Cache | None) -> Floats:
         """See `Attached.run`."""
         out = np.array(entering, dtype=np.float32, order="C")
+        if self.facts.form == "none":
+            return out
         if not len(self._steps):
             self._model.transformed(_floats(entering), out, True)
             return out

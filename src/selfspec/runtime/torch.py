@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 
 from selfspec.errors import CorruptModelError, OptionError, UnsupportedModelError
-from selfspec.model.config import DTYPE_BYTES
 from selfspec.model.families import config_from_hf, family_of, weight_shapes, weights_by_role, with_layout_of
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.parts import part_of
@@ -26,6 +25,7 @@ from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.runtime.states import BLOCK
 from selfspec.runtime.torch_block import Block, Norm, norm_of
 from selfspec.runtime.torch_cache import FEWER, TorchCache, memory_for
+from selfspec.runtime.torch_names import device_of, dtype_of
 from selfspec.runtime.torch_objects import base_of, is_torchao, tensors_of
 from selfspec.runtime.torch_placement import Placement, Turn
 from selfspec.runtime.torch_quantised import BITS, quantise, saved
@@ -107,8 +107,8 @@ class TorchRuntime(Runtime):
             stored = config.dtype if config.dtype in ("bfloat16", "float16") else "bfloat16"
         from safetensors import SafetensorError, safe_open
 
-        chosen = _dtype(stored)
-        target = _device(device)
+        chosen = dtype_of(stored)
+        target = device_of(device)
         weights: dict[str, Tensor] = {}
         with memory_for(f"{config.parameters:,} weights in {chosen}; use a lower dtype or a smaller model"):
             for path in sorted(set(files.values())):
@@ -380,23 +380,3 @@ def _power(base: float, exponents: Floats) -> Floats:
     """As transformers has it, to the last bit, which differs between libraries where there is AVX-512."""
     found: Floats = torch.pow(base, torch.from_numpy(exponents)).numpy()
     return found
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name not in DTYPE_BYTES:
-        raise OptionError(f"dtype is {name!r}; it must be one of {', '.join((*DTYPE_BYTES, *BITS))}")
-    found: torch.dtype = getattr(torch, name)
-    return found
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.empty(0, device=name).device
-        if device.type == "meta":
-            raise RuntimeError("it holds no data")
-        return device
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise OptionError(f"device {name!r} cannot be used here ({reason}); use auto, cpu or cuda") from error

@@ -75,8 +75,7 @@ class TorchAttached(Attached):
         """See `Attached.run`."""
         with self._target.pass_of(f"a pass of {len(rows)} rows"):
             if self._block is None:
-                assert self._transform is not None
-                return entering + linear(entering, self._transform)
+                return entering if self._transform is None else entering + linear(entering, self._transform)
             assert isinstance(cache, TorchCache)
             reads = entering
             if self._halves is not None:

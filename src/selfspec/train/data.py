@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -53,6 +53,15 @@ class Data:
     @cached_property
     def _starts(self) -> Integers:
         return np.cumsum([0, *(len(shard) for shard in self.shards)])
+
+    def first(self, texts: int) -> Data:
+        """The shards that hold the first ``texts``."""
+        shards, count = [], 0
+        for shard in self.shards:
+            if count < texts:
+                shards.append(shard)
+                count += len(shard)
+        return replace(self, shards=shards)
 
     @property
     def fingerprint(self) -> str:

@@ -5,24 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from selfspec.drafters.base import option
+from selfspec.drafters.base import inherited, option
 from selfspec.errors import OptionError
+from selfspec.train.schedules import CURRICULA, OVER_TIME, WEIGHTS
 from selfspec.types import MAX_GAMMA, require_least, require_types
 
 _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 PRECISIONS = ("float32", "bfloat16")
 FORMS = ("linear", "attention", "layer")
-EPOCHS = 3.0
+STORED = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True)
-class HeadOptions:
-    """The flags that both kinds of heads have in training."""
+class TrainingOptions:
+    """The flags that all training has."""
 
     data: Sequence[str] = option((), "Folder of `selfspec train data`; may be given several times.")
-    vocabulary: int = option(8192, "Tokens that a draft may use, the most frequent in the answers; 0 is all.")
-    epochs: float | None = option(None, f"How often the answers are read.  [default: {EPOCHS:g}]")
+    usual_epochs: ClassVar[float] = 3.0
+    epochs: float | None = option(None, "How often the answers are read.  [default: 3]")
     minutes: float | None = option(
         None, "Train so long instead, all sittings together; the learning rate then follows the clock."
     )
@@ -39,14 +41,10 @@ class HeadOptions:
     held_out_tokens: int = option(3000, "Most answer tokens of an evaluation.")
     evaluate_minutes: float = option(5.0, "Minutes between evaluations.")
     checkpoint_minutes: float = option(5.0, "Minutes between checkpoints.")
-    features: str | None = option(None, "Folder for the states of the data.  [default: features in --out]")
-    disk_budget: str = option("20G", "Most bytes for them (K, M, G, T); what does not fit is run anew every time.")
-    init: str | None = option(None, "Begin with the weights of this head file.")
-    int8: bool = option(False, "Write the matrices of the head in 8 bits.")
 
     def __post_init__(self) -> None:
         require_types(self)
-        require_least(self, vocabulary=0, limit=1, batch_tokens=1, max_length=3, seed=0, held_out_tokens=1)
+        require_least(self, limit=1, batch_tokens=1, max_length=3, seed=0, held_out_tokens=1)
         for name in ("epochs", "minutes", "learning_rate", "clip", "evaluate_minutes", "checkpoint_minutes"):
             value = getattr(self, name)
             if value is not None and not 0.0 < value < float("inf"):
@@ -60,6 +58,21 @@ class HeadOptions:
             raise OptionError(f"precision is {self.precision!r}; it must be one of {', '.join(PRECISIONS)}")
         if not self.data:
             raise OptionError("no data; give --data FOLDER, which `selfspec train data` makes")
+
+
+@dataclass(frozen=True)
+class HeadOptions(TrainingOptions):
+    """The flags that both kinds of heads have in training."""
+
+    vocabulary: int = option(8192, "Tokens that a draft may use, the most frequent in the answers; 0 is all.")
+    features: str | None = option(None, "Folder for the states of the data.  [default: features in --out]")
+    disk_budget: str = option("20G", "Most bytes for them (K, M, G, T); what does not fit is run anew every time.")
+    init: str | None = option(None, "Begin with the weights of this head file.")
+    int8: bool = option(False, "Write the matrices of the head in 8 bits.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_least(self, vocabulary=0)
         assert self.budget_bytes >= 0
 
     @property
@@ -121,6 +134,86 @@ class ExitHeadOptions(HeadOptions):
     def exits(self) -> tuple[int, ...]:
         """``layers`` as numbers, each once."""
         return tuple(sorted(set(_integers("layers", self.layers))))
+
+
+@dataclass(frozen=True)
+class LayerSkipOptions(TrainingOptions):
+    """The flags of ``selfspec train layerskip``."""
+
+    layers: str = option("", "Exit layers that learn with the last one, with commas: 4,6,8.  [default: all]")
+    curriculum: str = option(
+        "rotational",
+        "Which exits learn when: rotational (every --rotation-th, others in each step), gradual (the last ones "
+        "first, all from --gradual on) or none (all, always).",
+    )
+    rotation: int = option(8, "rotational: of so many exits one learns in a step.")
+    gradual: float = option(0.5, "gradual: the share of the training after which all exits learn.")
+    exit_weights: str = option(
+        "sum", "What the loss of exit k weighs: sum (1 + 2 + ... + k), linear (k) or uniform; all together weigh 1."
+    )
+    exit_scale: float = option(1.0, "Times that of the last layer.")
+    dropout: float = option(
+        0.1, "How often the last layer is left out of a text; earlier ones less often, the first never."
+    )
+    dropout_over_time: str = option(
+        "", "constant, or exponential: rising from 0 over the training.  [default: exponential with --scratch]"
+    )
+    scratch: bool = option(False, "Begin with new weights in the model's sizes.")
+    plain: bool = option(False, "For comparison: no layer is left out, and the last layer alone learns.")
+    draft_vocabulary: int = option(
+        0, "Note so many tokens, the most frequent in the answers, for drafts to choose among; 0 is all."
+    )
+    store: str = option("bfloat16", "Precision of the checkpoint's weights: bfloat16, float16 or float32.")
+    usual_epochs: ClassVar[float] = 1.0
+    epochs: float | None = option(None, "How often the answers are read.  [default: 1]")
+    learning_rate: float = inherited(TrainingOptions, "learning_rate", 1e-4)
+    checkpoint_minutes: float = inherited(TrainingOptions, "checkpoint_minutes", 15.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_least(self, rotation=1, draft_vocabulary=0)
+        choices = {"curriculum": CURRICULA, "exit_weights": WEIGHTS, "store": STORED}
+        choices |= {"dropout_over_time": ("", *OVER_TIME)}
+        for name, allowed in choices.items():
+            if (value := getattr(self, name)) not in allowed:
+                words = ", ".join(word for word in allowed if word)
+                raise OptionError(f"{name} is {value!r}; it must be one of {words}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise OptionError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+        if not 0.0 <= self.gradual <= 1.0:
+            raise OptionError(f"gradual is {self.gradual}; it must be from 0 to 1")
+        if not 0.0 < self.exit_scale < float("inf"):
+            raise OptionError(f"exit_scale is {self.exit_scale}; it must be above 0")
+        if self.plain and self.draft_vocabulary:
+            raise OptionError("plain notes no exits, and draft_vocabulary is for them; leave one of them out")
+        assert self.exits is not None
+
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """``layers`` as numbers, each once; empty for all."""
+        return tuple(sorted(set(_integers("layers", self.layers))))
+
+    def exits_of(self, num_layers: int) -> tuple[int, ...]:
+        """The exits before the last layer that learn in a model of so many layers.
+
+        Raises OptionError for one that it does not have.
+        """
+        if wrong := [k for k in self.exits if not 1 <= k < num_layers]:
+            raise OptionError(
+                f"layers has {wrong[0]}; this model has {num_layers} layers, so an exit must be 1 to "
+                f"{num_layers - 1}"
+            )
+        return () if self.plain else self.exits or tuple(range(1, num_layers))
+
+    @property
+    def most_dropout(self) -> float:
+        """How often the last layer is left out in the end."""
+        return 0.0 if self.plain else self.dropout
+
+    @property
+    def over_time(self) -> str:
+        """How dropout changes."""
+        return self.dropout_over_time or ("exponential" if self.scratch else "constant")
 
 
 def _integers(name: str, text: str) -> tuple[int, ...]:

@@ -51,6 +51,15 @@ class Corpus:
         """Tokens of an epoch."""
         return sum(sample.drafted for sample in self.training)
 
+    def evaluated(self, tokens: int) -> list[Sample]:
+        """The first of those held out, until they have so many tokens."""
+        kept, asked = [], 0
+        for sample in self.held_out:
+            if asked < tokens:
+                kept.append(sample)
+                asked += sample.drafted
+        return kept
+
     @property
     def digest(self) -> str:
         """SHA-256 of the training texts."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 from dataclasses import asdict, fields, replace
 from functools import cached_property
@@ -14,12 +13,12 @@ import numpy as np
 import torch
 
 from selfspec._version import __version__
-from selfspec.documents import json_line, write_whole
 from selfspec.errors import OptionError
 from selfspec.model.head_file import HeadFile, read_head, write_head
 from selfspec.runtime.attached import identity_of
 from selfspec.train.data import draft_vocabulary, read_data
 from selfspec.train.heads import features
+from selfspec.train.heads.claim import FREE, claim, run_begun
 from selfspec.train.heads.corpus import corpus_of
 from selfspec.train.heads.heldout import HeldOut
 from selfspec.train.heads.learner import Learner
@@ -37,16 +36,12 @@ if TYPE_CHECKING:
 
     from selfspec.engine import Engine
     from selfspec.model.head_file import HeadFacts
-    from selfspec.train.data import Data
     from selfspec.train.heads.corpus import Corpus
     from selfspec.train.heads.modules import Eagle, ExitHead
     from selfspec.train.heads.progress import Progress
 
 # what a later sitting may ask otherwise and still go on
-_FREE = {
-    "data", "epochs", "minutes", "held_out_tokens", "evaluate_minutes", "checkpoint_minutes", "features",
-    "disk_budget", "int8", "init",
-}  # fmt: skip
+_FREE = {*FREE, "features", "disk_budget", "int8", "init"}
 _POSITIONS = 5  # of a draft that are measured, or as many as there are steps
 
 
@@ -71,15 +66,15 @@ class Setup:
                 f"the data in {options.data[0]!r} were written by {data.provenance['model']['name']}, another "
                 f"checkpoint than {engine.name}; give --model"
             )
-        begun = self._begun()
+        begun = run_begun(out)
         self.grown = len(data)
-        self.data = data if begun is None else _first(data, int(begun["texts"]))
+        self.data = data if begun is None else data.first(int(begun["texts"]))
         self.corpus: Corpus = corpus_of(
             self.data, options.max_length, options.held_out, options.limit, options.seed
         )
         size = engine.config.vocab_size
         self.vocabulary, self.coverage = draft_vocabulary(self.data, min(options.vocabulary or size, size))
-        self._claim(begun)
+        claim(out, self._identity(), begun)
 
     def _facts(self) -> dict[str, HeadFacts]:
         """Of each head, by the name of its file."""
@@ -111,40 +106,15 @@ class Setup:
                 )
         return found.weights
 
-    # -- the folder --------------------------------------------------------------------------------------
-
-    def _begun(self) -> dict[str, Any] | None:
-        """What train.json says, if a run has begun here."""
-        path = self.out / "train.json"
-        if not path.exists():
-            return None
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            return {**found, "texts": int(found["texts"])}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise OptionError(f"{str(path)!r} cannot be read ({error}); give another --out") from error
-
-    def _claim(self, begun: dict[str, Any] | None) -> None:
-        """Write train.json, or see that it is of the same run; fields that it does not have are newer than it."""
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for a later sitting to go on."""
         asked = {name: value for name, value in asdict(self.options).items() if name not in _FREE}
-        identity = json.loads(json_line({
+        return {
             "texts": len(self.data), "training": self.corpus.digest, "model": self.engine.fingerprint,
             "vocabulary_ids": _digest(self.vocabulary), "first_weights": _digest_of(self._first_weights),
             "heads": {name: f.taps for name, f in self.facts.items()},
             **asked,
-        }))  # fmt: skip
-        if begun is not None:
-            if other := [name for name in identity if name in begun and begun[name] != identity[name]]:
-                raise OptionError(
-                    f"--out {str(self.out)!r} holds a run with another {' and '.join(other)}; give the same again "
-                    "to go on with it, or another --out"
-                )
-            return
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OptionError(f"--out {str(self.out)!r} cannot be made: {error.strerror}") from error
-        write_whole(self.out / "train.json", json.dumps(identity, indent=1) + "\n")
+        }  # fmt: skip
 
     # -- states ------------------------------------------------------------------------------------------
 
@@ -195,24 +165,20 @@ class Setup:
         steps, decay, rolling = 1, 1.0, 1.0
         if isinstance(options, EagleOptions):
             steps, decay, rolling = options.steps, options.decay, options.rolling
+        packer = Packer(runtime, self.corpus.training, self.states, teacher)
+        held_out, positions = self._held_out(teacher), max(_POSITIONS, steps)
         return Job(
             options,
             self.out,
             Learner(heads, teacher.head, steps, decay),
             self.corpus,
-            Packer(runtime, self.corpus.training, self.states, teacher),
-            self._held_out(teacher),
-            max(_POSITIONS, steps),
-            rolling,
+            lambda texts, _progress, _share: packer(texts, isinstance(options, EagleOptions), rolling),
+            None if held_out is None else lambda: held_out.measure(heads, positions),
             lambda progress: self._write(heads, progress),
         )
 
     def _held_out(self, teacher: Any) -> HeldOut | None:
-        kept, asked = [], 0
-        for sample in self.corpus.held_out:
-            if asked < self.options.held_out_tokens:
-                kept.append(sample)
-                asked += sample.drafted
+        kept = self.corpus.evaluated(self.options.held_out_tokens)
         return HeldOut(self.engine.runtime, kept, self.reader, teacher, self.vocabulary) if kept else None
 
     def _module(self, facts: HeadFacts) -> ExitHead | Eagle:
@@ -271,16 +237,6 @@ def command_of(options: HeadOptions) -> str:
             flag = f"--{f.name.replace('_', '-')}"
             words += [flag] if shown is True else [flag, str(shown)]
     return shlex.join(words)
-
-
-def _first(data: Data, texts: int) -> Data:
-    """The shards that hold the first ``texts``."""
-    shards, count = [], 0
-    for shard in data.shards:
-        if count < texts:
-            shards.append(shard)
-            count += len(shard)
-    return replace(data, shards=shards)
 
 
 def _digest(ids: np.ndarray[Any, np.dtype[np.int64]]) -> str:

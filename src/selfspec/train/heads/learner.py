@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from selfspec.train.heads.losses import cross_entropy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -28,6 +28,11 @@ class Losses(NamedTuple):
     steps: list[list[float]]
     kl: list[list[float]]
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """As the history of a run has it."""
+        return {"loss": self.steps, "kl": self.kl}
+
 
 class Learner(nn.Module):
     """Heads that learn together, each for itself.
@@ -44,6 +49,11 @@ class Learner(nn.Module):
     def by_name(self) -> dict[str, ExitHead | Eagle]:
         """The heads."""
         return cast("dict[str, ExitHead | Eagle]", dict(self.heads.items()))
+
+    @property
+    def parts(self) -> Sequence[ExitHead | Eagle]:
+        """The same; each is clipped for itself."""
+        return list(self.by_name.values())
 
     def forward(self, pack: Pack) -> Losses:
         """The losses of a pack; the means of steps that no text is long enough for are 0."""

@@ -11,12 +11,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def plot(out: Path) -> list[Path]:
-    """Write ``loss.svg`` and ``alpha.svg`` from the history in ``out``; needs matplotlib."""
+def plot(out: Path, curves: Sequence[str] = ()) -> list[Path]:
+    """Write ``loss.svg`` and ``alpha.svg`` from the history in ``out``; needs matplotlib.
+
+    ``curves`` are names of the losses; without them they are called by head and step.
+    """
     lines = History.read(out / "history.jsonl")
     steps = [line for line in lines if line["kind"] == "step"]
     evaluations = [line for line in lines if line["kind"] == "evaluation" and line["heads"]]
-    found = [_drawn(out / "loss.svg", "loss", _losses(steps))] if steps else []
+    found = [_drawn(out / "loss.svg", "loss", _named(_losses(steps), curves))] if steps else []
     return [*found, _drawn(out / "alpha.svg", "acceptance", _acceptance(evaluations))] if evaluations else found
 
 
@@ -33,6 +36,12 @@ def _losses(steps: Sequence[dict[str, Any]]) -> dict[str, tuple[list[float], lis
         for h, losses in enumerate(steps[0]["loss"])
         for s in range(len(losses))
     }
+
+
+def _named(
+    found: dict[str, tuple[list[float], list[float]]], names: Sequence[str]
+) -> dict[str, tuple[list[float], list[float]]]:
+    return dict(zip(names, found.values(), strict=True)) if names else found
 
 
 def _acceptance(evaluations: Sequence[dict[str, Any]]) -> dict[str, tuple[list[float], list[float]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from accelerate import Accelerator
@@ -16,47 +16,69 @@ from selfspec.runtime.torch_cache import memory_for
 from selfspec.train.heads import checkpoints
 from selfspec.train.heads.interrupts import uninterrupted
 from selfspec.train.heads.progress import Event, History, Progress
-from selfspec.train.options import EPOCHS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from torch import Tensor
+
     from selfspec.train.heads.corpus import Corpus
-    from selfspec.train.heads.heldout import HeldOut
-    from selfspec.train.heads.learner import Learner, Losses
-    from selfspec.train.heads.packer import Packer
-    from selfspec.train.options import HeadOptions
+    from selfspec.train.heads.heldout import Acceptance
+    from selfspec.train.options import TrainingOptions
 
 _FLOOR = 0.1  # of the learning rate, at the end
 _STOPPED = 10.0  # times as long as usual: such a step was not at work all the time
 
 
+class Learned(Protocol):
+    """What a learner makes of a pack: ``total`` has a gradient, ``told`` are facts of the step, for the history."""
+
+    @property
+    def total(self) -> Tensor:
+        """What is learned from."""
+
+    @property
+    def told(self) -> Mapping[str, Any]:
+        """At least ``loss``, a list of numbers for each of its parts."""
+
+
+class Learns(Protocol):
+    """A module that makes losses of packs."""
+
+    @property
+    def parts(self) -> Sequence[nn.Module]:
+        """What it consists of; the gradient of each is clipped for itself."""
+
+    def __call__(self, pack: Any) -> Learned:
+        """The losses of what `Job.pack` makes."""
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What a run needs; ``positions`` of drafts are measured, ``rolling`` is the share of texts that roll out.
+    """What a run needs, whatever learns.
 
-    ``write`` keeps the heads as they are.
+    ``pack`` makes what ``learner`` (a module that `Learns`) reads of some texts, at a place and share of the
+    training; ``measure`` says how often drafts of the held-out texts are accepted, by name and kind; ``write``
+    keeps what was learned.
     """
 
-    options: HeadOptions
+    options: TrainingOptions
     out: Path
-    learner: Learner
+    learner: nn.Module
     corpus: Corpus
-    packer: Packer
-    held_out: HeldOut | None
-    positions: int
-    rolling: float
+    pack: Callable[[Sequence[int], Progress, float], Any]
+    measure: Callable[[], dict[str, dict[str, Acceptance]]] | None
     write: Callable[[Progress], None]
     clock: Callable[[], float] = time.monotonic
 
 
-def accelerator_of(options: HeadOptions, device: str | None) -> Accelerator:
+def accelerator_of(options: TrainingOptions, device: str | None) -> Accelerator:
     """On the GPU where there is one, unless ``device`` is "cpu"; raises OptionError in one of several processes."""
     kind = {"float32": "no", "bfloat16": "bf16"}[options.precision]
     made = Accelerator(mixed_precision=kind, cpu=device == "cpu" or not torch.cuda.is_available())
     if made.num_processes > 1:
-        raise OptionError(f"a head trains in one process, and {made.num_processes} were launched; start it plainly")
+        raise OptionError(f"this trains in one process, and {made.num_processes} were launched; start it plainly")
     return made
 
 
@@ -125,7 +147,7 @@ class _Run:
         options, progress = self.job.options, self.progress
         if options.minutes is not None:
             return progress.seconds / (60 * options.minutes)
-        return progress.tokens / ((options.epochs or EPOCHS) * self.job.corpus.drafted)
+        return progress.tokens / ((options.epochs or options.usual_epochs) * self.job.corpus.drafted)
 
     def _rate(self) -> float:
         """The learning rate: it rises, then falls as a cosine."""
@@ -152,7 +174,7 @@ class _Run:
         progress.step, progress.batch = progress.step + 1, progress.batch + 1
         progress.tokens, progress.seconds = progress.tokens + tokens, progress.seconds + self._counted(seconds)
         facts = {
-            "loss": losses.steps, "kl": losses.kl, "learning_rate": rate, "gradient": gradient,
+            **losses.told, "learning_rate": rate, "gradient": gradient,
             "tokens_per_second": tokens / max(seconds, 1e-9),
         }  # fmt: skip
         return self._told("step", facts)
@@ -173,13 +195,12 @@ class _Run:
             return self._texts()
         return self._plan[1][progress.batch]
 
-    def _learn(self, texts: list[int]) -> tuple[Losses, float]:
+    def _learn(self, texts: list[int]) -> tuple[Learned, float]:
         job, accelerator = self.job, self.accelerator
-        heads = job.learner.by_name.values()
-        is_eagle = any(module.facts.kind == "eagle" for module in heads)
-        losses = self.learner(job.packer(texts, is_eagle, job.rolling))
+        losses: Learned = self.learner(job.pack(texts, self.progress, self.share))
         accelerator.backward(losses.total)
-        lengths = [float(nn.utils.clip_grad_norm_(module.parameters(), job.options.clip)) for module in heads]
+        parts = cast("Learns", job.learner).parts
+        lengths = [float(nn.utils.clip_grad_norm_(module.parameters(), job.options.clip)) for module in parts]
         if not math.isfinite(float(losses.total.detach())) or not all(map(math.isfinite, lengths)):
             raise TrainingError(self._broken())
         self.optimizer.step()
@@ -200,11 +221,11 @@ class _Run:
 
     def _evaluation(self) -> Event:
         job, started = self.job, self.job.clock()
-        if job.held_out is None:
+        if job.measure is None:
             return self._told("evaluation", {"heads": {}, "took": 0.0})
         self.learner.eval()
         with memory_for("an evaluation; lower --held-out-tokens"):
-            found = job.held_out.measure(job.learner.by_name, job.positions)
+            found = job.measure()
         self.learner.train()
         heads = {
             name: {kind: {"alphas": list(a.alphas), "tokens_per_round": a.tokens_per_round, "tokens": a.tokens}
