@@ -1,6 +1,6 @@
 """Trained heads beside a target: the part of the runtime's seam that runs them.
 
-A head is one layer, or a product, over states of the target, and an LM head over its draft vocabulary. It has keys
+A head is one layer, or products, over states of the target, and an LM head over its draft vocabulary. It has keys
 and values of its own, in a cache of one layer that it makes; slots, positions and cells are arguments, as in every
 pass. The mathematics are in docs/heads.md.
 """
@@ -11,18 +11,19 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from selfspec.errors import OptionError
 from selfspec.model.config import ModelConfig, Rope
+from selfspec.model.head_file import EMBEDDING
 from selfspec.types import namespace, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from selfspec.model.head_file import HeadFile
+    from selfspec.model.head_file import HeadFacts, HeadFile
     from selfspec.runtime.base import Cache, Runtime
     from selfspec.types import Array, Integers, Rows
 
@@ -113,14 +114,20 @@ def config_of(head: HeadFile, target: ModelConfig) -> ModelConfig:
         vocab_size=target.vocab_size if head.vocabulary is None else len(head.vocabulary),
         context_length=target.context_length,
         norm_eps=facts.eps,
-        rope=Rope(facts.rope_theta),
+        rope=_rope(facts),
         dtype=target.dtype,
     )
 
 
+def _rope(facts: HeadFacts) -> Rope:
+    more: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.rope.items()}
+    return Rope(facts.rope_theta, **more)
+
+
 def parameters(head: HeadFile, target: ModelConfig) -> tuple[int, int]:
     """Weights that a row of a head reads: of the head itself, and of the LM head behind it."""
-    own = sum(weight.size for name, weight in head.weights.items() if not name.startswith("lm_head"))
+    beside = (*head.facts.lm_heads, EMBEDDING)
+    own = sum(weight.size for name, weight in head.weights.items() if name not in beside)
     rows = target.vocab_size if head.vocabulary is None else len(head.vocabulary)
     return own, rows * target.hidden_size
 
@@ -145,12 +152,15 @@ def require_fits(head: HeadFile, target: ModelConfig) -> None:
             f"the head is {facts.hidden_size} wide and this model {target.hidden_size}: it was trained for "
             "another one"
         )
-    if facts.taps[-1] > target.num_layers or (facts.kind == "exit_head" and facts.taps[0] == target.num_layers):
+    last = target.num_layers
+    if facts.taps[-1] > last or {"exit_head": facts.taps[0] == last, "medusa": facts.taps[0] < last}.get(
+        facts.kind
+    ):
         raise OptionError(
             f"the head reads after layer {facts.taps[-1]}; this model has {target.num_layers}: it was trained for "
             "another one"
         )
-    own = head.weights.get("lm_head.weight")
+    own = head.weights.get(facts.lm_heads[0])
     most = target.vocab_size if ids is None else int(ids[-1]) + 1
     if most > target.vocab_size or (ids is None and own is not None and len(own) != target.vocab_size):
         raise OptionError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from selfspec.runtime.torch_placement import Placement, Turn
 from selfspec.types import MOST_ROWS, Array, LayerPlan, Rows, SubLayer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -62,6 +63,9 @@ class TorchRuntime(Runtime):
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
         self.config = config
         self.weights = weights
+        self.module: Callable[[], Mapping[str, Tensor]] | None = (
+            None  # reads the multi-token module, if there is one
+        )
         ends = self._tensors(None)
         self._embedding = ends["embedding"]
         self._positions = ends.get("positions")
@@ -92,26 +96,25 @@ class TorchRuntime(Runtime):
 
     @classmethod
     def load(
-        cls, config: ModelConfig, files: Mapping[str, Any], dtype: str | None = None, device: str = "auto"
+        cls,
+        config: ModelConfig,
+        files: Mapping[str, Any],
+        dtype: str | None = None,
+        device: str = "auto",
+        module_files: Mapping[str, Any] | None = None,
     ) -> TorchRuntime:
         """Read weights from safetensors ``files`` (canonical name -> path), each converted to ``dtype``.
 
-        ``dtype`` None keeps the stored precision. Raises OptionError for an unknown dtype or device.
+        ``dtype`` None keeps the stored precision. ``module_files`` has the weights of a multi-token module, which
+        are read when somebody drafts with it. Raises OptionError for an unknown dtype or device.
         """
-        from safetensors import SafetensorError, safe_open
-
         chosen = _dtype(config.dtype if dtype is None else dtype)
         target = _device(device)
-        weights: dict[str, Tensor] = {}
         with memory_for(f"{config.parameters:,} weights in {chosen}; use a lower dtype or a smaller model"):
-            for path in sorted(set(files.values())):
-                try:
-                    with safe_open(path, framework="pt", device=str(target)) as reader:
-                        for name in (n for n, p in files.items() if p == path):
-                            weights[name] = reader.get_tensor(name).to(chosen)
-                except SafetensorError as error:
-                    raise CorruptModelError(f"{str(path)!r} cannot be read ({error}); download it again") from error
-        return cls(config, weights)
+            made = cls(config, _read(files, chosen, target))
+        if module_files:
+            made.module = partial(_read, module_files, chosen, target)
+        return made
 
     @property
     def runs_on(self) -> str:
@@ -177,10 +180,27 @@ class TorchRuntime(Runtime):
     def attach(self, head: HeadFile, bits: int | None = None) -> Attached:
         """See `Runtime.attach`: in the precision of the weights."""
         from selfspec.runtime.torch_attached import TorchAttached
+        from selfspec.runtime.torch_blocks import TorchBlocks
 
         if bits is not None:
             raise OptionError(f"head_bits is {bits}, but torch runs heads in its own precision: leave it out")
+        if head.facts.form == "blocks":
+            return TorchBlocks(head, self, self._norm, self._head)
         return TorchAttached(head, self, self._embedding, self._head)
+
+    def attach_module(self) -> Attached:
+        """See `Runtime.attach_module`: in the precision of the weights."""
+        from selfspec.runtime.torch_mtp import TorchMtp
+
+        if self.module is None:
+            raise OptionError(
+                f"no multi-token module (mtp.*) came with this {self.config.family} model: give the folder of a "
+                "checkpoint that has one, which transformers leaves out of its models; or another drafter"
+            )
+        tensors = self.module()
+        kinds = [layer for layer in map(self.config.layer, range(self.config.num_layers)) if layer.attends]
+        turn = self._turn(kinds[0].rope) if kinds else None
+        return TorchMtp(self, tensors, self._norm, self._head, turn)
 
     @contextmanager
     def pass_of(self, what: str) -> Iterator[None]:
@@ -285,6 +305,21 @@ class TorchRuntime(Runtime):
             if self.config.logit_cap is not None:
                 out = self.config.logit_cap * torch.tanh(out / self.config.logit_cap)
             return out.contiguous().numpy() if out.device.type == "cpu" else out
+
+
+def _read(files: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Tensors of safetensors files, by name."""
+    from safetensors import SafetensorError, safe_open
+
+    weights: dict[str, Tensor] = {}
+    for path in sorted(set(files.values())):
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as reader:
+                for name in (n for n, p in files.items() if p == path):
+                    weights[name] = reader.get_tensor(name).to(dtype)
+        except SafetensorError as error:
+            raise CorruptModelError(f"{str(path)!r} cannot be read ({error}); download it again") from error
+    return weights
 
 
 def _with_own_head(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelConfig:
