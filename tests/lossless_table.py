@@ -302,13 +302,15 @@ MODULES = {  # drafters of runtimes whose checkpoint brings a multi-token module
 }
 HEAD_CHAINS = {
     name: ("staged", name.split(">"))
-    for name in ("ngram>head layer", "head attention>early_exit 4", "mixed>eagle", "ngram>medusa")
+    for name in ("ngram>head layer", "head attention>early_exit 4", "mixed>eagle", "ngram>medusa", "ngram>mtp")
 }
 HEAD_CONTROLLERS = {
     "auto heads": ("ngram:adaptive=off", "early_exit", "eagle", "early_exit:exit_layer=2"),
     "auto medusa": ("suffix:adaptive=off", "medusa"),
+    "auto mtp": ("ngram:adaptive=off", "mtp", "early_exit:exit_layer=4"),
 }
-WITH_HEADS = [*HEADS, *HEAD_CHAINS, *HEAD_CONTROLLERS]
+WITH_HEADS = [name for name in (*HEADS, *HEAD_CHAINS, *HEAD_CONTROLLERS) if "mtp" not in name]
+WITH_MODULES = [*MODULES, "ngram>mtp", "auto mtp"]
 STAGES = [
     *EARLY_EXITS,
     "early_exit stop",
@@ -349,10 +351,10 @@ def drafter(name, target, texts, gamma, seed=0):
         kind, form, options = HEADS[name]
         own = {"draft_vocabulary": few_tokens()} if form is None else {"head": head(form)}
         return create(_class(kind), target.config, {**own, "gamma": gamma, **options}, Host(target, {})), None
+    if "mtp" in name and target.module is None:
+        said = [p + oracle(target, p, 2 * MOST, Chance(SEED, 0), Sampling()) for p in PROMPTS]
+        target.module = partial(fitted_module, target, said)
     if name in MODULES:
-        if target.module is None:
-            said = [p + oracle(target, p, 2 * MOST, Chance(SEED, 0), Sampling()) for p in PROMPTS]
-            target.module = partial(fitted_module, target, said)
         options = {"gamma": gamma, **MODULES[name]}
         return create(_class("mtp"), target.config, options, Host(target, {})), None
     if name in HEAD_CONTROLLERS:
@@ -489,9 +491,9 @@ class Cell:
 def cells(runtime_name, drafter_name) -> Iterator[Cell]:
     """Every value of every axis, in a random arrangement; shapings go round over the drafters."""
     count = RUNTIMES[runtime_name].cells
-    if drafter_name in [*STAGED, *AHEAD, *WITH_HEADS, *MODULES]:
+    if drafter_name in [*STAGED, *AHEAD, *WITH_HEADS, *WITH_MODULES]:
         count = min(count // 2, 18)
-    place = [*DRAFTERS, *LIGHTER, *PARTS, *STAGED, *AHEAD, *WITH_HEADS, *MODULES].index(drafter_name)
+    place = [*DRAFTERS, *LIGHTER, *PARTS, *STAGED, *AHEAD, *WITH_HEADS, *WITH_MODULES].index(drafter_name)
     random = np.random.default_rng([place, *runtime_name.encode()])
 
     def axis(values):
