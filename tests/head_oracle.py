@@ -25,8 +25,13 @@ def attention(x, head: HeadFile):
     facts, prefix = head.facts, head.facts.prefix
     w = {n: head.weights[f"{prefix}self_attn.{n}_proj.weight"].astype(np.float64) for n in "qkvo"}
     rows, width = len(x), facts.head_dim
-    q = turned((x @ w["q"].T).reshape(rows, facts.num_heads, width), facts.rope_theta)
-    k = turned((x @ w["k"].T).reshape(rows, facts.num_kv_heads, width), facts.rope_theta)
+    q = (x @ w["q"].T).reshape(rows, facts.num_heads, width)
+    k = (x @ w["k"].T).reshape(rows, facts.num_kv_heads, width)
+    if facts.qk_norm:
+        q, k = (
+            norm(a, head.weights[f"{prefix}self_attn.{n}_norm.weight"], facts.eps) for a, n in ((q, "q"), (k, "k"))
+        )
+    q, k = turned(q, facts.rope_theta), turned(k, facts.rope_theta)
     v = (x @ w["v"].T).reshape(rows, facts.num_kv_heads, width)
     each, out = facts.num_heads // facts.num_kv_heads, np.zeros_like(q)
     for h in range(facts.num_heads):

@@ -104,10 +104,10 @@ def test_medusa_as_vllm_writes_it(tmp_path):
     assert not [n for n in opened(path, "medusa", tiny_runtime().config).weights if n.endswith(LM_HEAD)]
 
 
-def eagle(vocabulary, layer="midlayer.", dtype=torch.bfloat16):
+def eagle(vocabulary, layer="midlayer.", dtype=torch.bfloat16, **changes):
     """The tensors of a published EAGLE-3 head, and ours with the same numbers."""
     made = random_head(
-        random_facts("eagle", rope_theta=500.0, taps=(1, 2, 4)), vocabulary=vocabulary, own_head=True
+        random_facts("eagle", rope_theta=500.0, taps=(1, 2, 4), **changes), vocabulary=vocabulary, own_head=True
     )
     tensors = {
         name.replace("midlayer.", layer): torch.from_numpy(weight).to(dtype)
@@ -133,9 +133,10 @@ def test_eagle_as_its_authors_write_it(tmp_path, file):
         np.testing.assert_array_equal(found.weights[name], weight)
 
 
-def test_eagle_as_speculators_writes_it(tmp_path):
-    """Guards its names, an embedding of its own, and a norm before the residual, on both runtimes by an oracle."""
-    tensors, ours = eagle([2, 5, 9, 17, 42], "layers.0.", torch.float32)
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_eagle_as_speculators_writes_it(tmp_path, qk_norm):
+    """Guards names, an embedding of its own, a norm before the residual, layers of Qwen 3, by an oracle."""
+    tensors, ours = eagle([2, 5, 9, 17, 42], "layers.0.", torch.float32, qk_norm=qk_norm)
     embedding = torch.randn(V, D)
     told = {
         "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": 5,
@@ -211,6 +212,8 @@ def test_what_is_exported_is_read_again(layout, tmp_path):
             note = lambda *given, name=name: said[name].extend(c.accepted for c in given[2].commits)  # noqa: E731
             run(runtime, PROMPTS, drafter, new_tokens=12, each_round=note)
         assert said["ours"] == said[layout]
+        for target in (runtime, tiny_core("bf16")):  # a copy of the embedding is not held twice
+            assert target.attach(found).weight_bytes == target.attach(ours).weight_bytes
         assert max(said["ours"]) > 1
 
 
@@ -240,7 +243,7 @@ def test_damage_and_what_is_not_known(tmp_path):
     assert "lacks fc.weight" not in refusal({}, {"x": torch.zeros(1)})
     assert "no trained head" in refusal({}, {"x": torch.zeros(1)})
     assert "lacks norm.weight" in refusal(SIZES, {n: t for n, t in tensors.items() if n != "norm.weight"})
-    assert "self_attn.q_norm" in refusal(SIZES, tensors | {"midlayer.self_attn.q_norm.weight": torch.ones(8)})
+    assert "self_attn.k_norm" in refusal(SIZES, tensors | {"midlayer.self_attn.q_norm.weight": torch.ones(8)})
     theirs = medusa().state_dict()
     assert "use it with --draft medusa" in refusal({}, theirs)
     assert "lacks 1.0.linear.weight" in refusal(

@@ -91,6 +91,8 @@ def _write_eagle(head: HeadFile, runtime: Runtime, kind: str, out: Path, use: tu
     tensors["t2d"] = np.isin(np.arange(size), drafts)
     sizes = _sizes(head.facts, config)
     if kind == "eagle3":
+        if head.facts.qk_norm:
+            raise OptionError("this head norms queries and keys, for which eagle3 has no place: use speculators")
         settings = {"architectures": ["LlamaForCausalLMEagle3"], **sizes, "draft_vocab_size": len(drafts),
                     "eagle_aux_hidden_state_layer_ids": list(head.facts.taps)}  # fmt: skip
         if head.facts.norm_before_residual:
@@ -109,7 +111,8 @@ def _sizes(facts: HeadFacts, config: ModelConfig) -> dict[str, Any]:
     """Of a Llama with one layer."""
     scaling = _scaling(facts.rope)
     return {
-        "model_type": "llama", "hidden_size": facts.hidden_size, "intermediate_size": facts.intermediate_size,
+        "model_type": "qwen3" if facts.qk_norm else "llama",
+        "hidden_size": facts.hidden_size, "intermediate_size": facts.intermediate_size,
         "num_attention_heads": facts.num_heads, "num_key_value_heads": facts.num_kv_heads,
         "head_dim": facts.head_dim, "num_hidden_layers": 1, "rms_norm_eps": facts.eps, "hidden_act": "silu",
         "rope_theta": facts.rope_theta, **({"rope_scaling": scaling} if scaling else {}),

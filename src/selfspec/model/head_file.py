@@ -50,7 +50,7 @@ class HeadFacts:
     may where there is no MLP.
 
     ``rope`` are fields of `config.Rope` beside ``rope_theta``. ``norm_before_residual``: EAGLE's layer adds to the
-    normed feature, not to the feature itself.
+    normed feature, not to the feature itself; ``qk_norm``: its queries and keys are normed per head (Qwen 3).
     """
 
     kind: str
@@ -65,6 +65,7 @@ class HeadFacts:
     rope_theta: float = 10_000.0
     rope: Mapping[str, Any] = field(default_factory=dict)
     norm_before_residual: bool = False
+    qk_norm: bool = False
     drafts: int = 1
     blocks: int = 0
     target: str = ""
@@ -191,6 +192,8 @@ def weight_shapes(facts: HeadFacts) -> dict[str, tuple[int, ...]]:
         shapes |= {"fc.weight": (d, 3 * d), f"{p}hidden_norm.weight": (d,)}
     for name, shape in (("q", (q, reads)), ("k", (kv, reads)), ("v", (kv, reads)), ("o", (d, q))):
         shapes[f"{p}self_attn.{name}_proj.weight"] = shape
+    if facts.qk_norm:
+        shapes |= {f"{p}self_attn.{name}_norm.weight": (facts.head_dim,) for name in "qk"}
     if facts.form == "layer":
         f = facts.intermediate_size
         shapes[f"{p}post_attention_layernorm.weight"] = (d,)
@@ -317,6 +320,7 @@ def _facts(file: Path, about: str) -> HeadFacts:
             rope_theta=said.number("rope_theta"),
             rope=rope.raw_items() if (rope := said.child("rope")) else {},
             norm_before_residual=said.flag("norm_before_residual", False),
+            qk_norm=said.flag("qk_norm", False),
             drafts=said.integer("drafts", 1, 0),
             blocks=said.integer("blocks", 0, 0),
             target=said.text("target", ""),

@@ -147,6 +147,7 @@ def _eagle(tensors: Tensors, settings: Mapping[str, Any], num_layers: int, sourc
         intermediate_size=inner.integer("intermediate_size"),
         eps=inner.number("rms_norm_eps", 1e-6),
         **_rope(inner),
+        qk_norm="midlayer.self_attn.q_norm.weight" in found,
         norm_before_residual=outer.flag("norm_before_residual", is_speculators),
         **_told(settings),
     )

@@ -16,16 +16,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from selfspec.errors import OptionError
-from selfspec.model.config import ModelConfig, Rope
+from selfspec.model.config import Layer, ModelConfig, Rope
 from selfspec.model.head_file import EMBEDDING
 from selfspec.types import namespace, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from selfspec.model.head_file import HeadFacts, HeadFile
     from selfspec.runtime.base import Cache, Runtime
     from selfspec.types import Array, Integers, Rows
+
+
+_COMPARED = 256  # rows of an embedding
 
 
 class Likeliest(NamedTuple):
@@ -114,7 +119,8 @@ def config_of(head: HeadFile, target: ModelConfig) -> ModelConfig:
         vocab_size=target.vocab_size if head.vocabulary is None else len(head.vocabulary),
         context_length=target.context_length,
         norm_eps=facts.eps,
-        rope=_rope(facts),
+        rope=(rope := _rope(facts)),
+        layers=(Layer(rope=rope, qk_norm="head"),) if facts.qk_norm else (),
         dtype=target.dtype,
     )
 
@@ -167,6 +173,19 @@ def require_fits(head: HeadFile, target: ModelConfig) -> None:
             f"the head drafts {most if ids is not None or own is None else len(own)} tokens and this model has "
             f"{target.vocab_size}: it was trained for another one"
         )
+
+
+def embedding_of(head: HeadFile, target: Runtime) -> NDArray[np.float32] | None:
+    """The embedding [V, d] that a head has of its own; None where it has none, or a copy of the target's.
+
+    A copy is told by some of its rows, within the rounding of bfloat16: a draft may be wrong, and memory is dear.
+    """
+    own = head.weights.get(EMBEDDING)
+    if own is None or len(own) < target.config.vocab_size or target.config.embedding_scale != 1.0:
+        return own
+    rows = np.linspace(0, target.config.vocab_size - 1, _COMPARED).astype(np.int64)
+    theirs = on_host(target.embed(rows.tolist()))
+    return None if np.allclose(theirs, own[rows], rtol=2.0**-7, atol=1e-7) else own
 
 
 def identity_of(runtime: Runtime) -> str:

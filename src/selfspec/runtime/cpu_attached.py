@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from selfspec.model.head_file import EMBEDDING
-from selfspec.runtime.attached import Attached
+from selfspec.runtime.attached import Attached, embedding_of
 from selfspec.runtime.packing import BITS, KIND_OF_BITS, PRECISIONS, native, pack
 from selfspec.runtime.rotary import inverse_frequencies
 
@@ -51,7 +50,9 @@ class CpuAttached(Attached):
         turn = (inverse_frequencies(c.rope, c.head_dim), False, c.rope.attention_factor)
         self._model = native().Model(sizes, c.norm_eps, [turn], place.kernels, place.threads)
         self._is_eagle = head.facts.kind == "eagle"
-        self._model.set_facts(0, {"rope": 0, "scale": c.head_dim**-0.5, "beside": self._is_eagle})
+        self._model.set_facts(
+            0, {"rope": 0, "scale": c.head_dim**-0.5, "beside": self._is_eagle, "norm_heads": True}
+        )
         self.weight_bytes = 0
         for role, name in _PRODUCTS.items():
             if (weight := weights.get(f"{prefix}{name}.weight")) is not None:
@@ -62,7 +63,8 @@ class CpuAttached(Attached):
         own_norm = "hidden_norm" if self._is_eagle else "input_layernorm"
         norms = {"attention": own_norm, "mlp": "post_attention_layernorm"}
         norms |= {"beside": "input_layernorm"} if self._is_eagle else {}
-        self._embedding, self._before = weights.get(EMBEDDING), None
+        norms |= {name: f"self_attn.{name}_norm" for name in "qk"}
+        self._embedding, self._before = embedding_of(head, target), None
         if head.facts.norm_before_residual:  # the core norms what attention reads, and adds to what is not normed
             self._before = weights[f"{prefix}{norms.pop('attention')}.weight"]
         self.weight_bytes += 0 if self._embedding is None else self._embedding.nbytes

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 
 from selfspec.model.head_file import EMBEDDING, LM_HEAD
-from selfspec.runtime.attached import Attached
+from selfspec.runtime.attached import Attached, embedding_of
 from selfspec.runtime.products import linear
 from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.runtime.torch_block import Block, Norm
@@ -36,13 +36,19 @@ class TorchAttached(Attached):
     def __init__(self, head: HeadFile, target: TorchRuntime, like: Tensor, lm_head: Tensor) -> None:
         super().__init__(head, target)
         self._target, self._like = target, like
-        tensors = {name: torch.from_numpy(weight).to(like) for name, weight in head.weights.items()}
+        own_embedding = embedding_of(head, target)
+        tensors = {
+            name: torch.from_numpy(weight).to(like)
+            for name, weight in head.weights.items()
+            if name != EMBEDDING or own_embedding is not None
+        }
         prefix = head.facts.prefix
         self._norm = self._normed(tensors["norm.weight"])
         self._transform = tensors.get("transform.weight")
         self._fc = tensors.get("fc.weight")
         own = {role: tensors.get(f"{prefix}{name}.weight") for name, role in _ROLES.items()}
         roles = {role: tensor for role, tensor in own.items() if tensor is not None}
+        roles |= {f"{n}_norm": tensors[f"{prefix}self_attn.{n}_norm.weight"] for n in "qk" if head.facts.qk_norm}
         if (after := tensors.get(f"{prefix}post_attention_layernorm.weight")) is not None:
             roles["mlp_norm"] = after
         before, beside = (tensors.get(f"{prefix}{name}.weight") for name in ("input_layernorm", "hidden_norm"))
