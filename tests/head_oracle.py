@@ -25,8 +25,13 @@ def attention(x, head: HeadFile):
     facts, prefix = head.facts, head.facts.prefix
     w = {n: head.weights[f"{prefix}self_attn.{n}_proj.weight"].astype(np.float64) for n in "qkvo"}
     rows, width = len(x), facts.head_dim
-    q = turned((x @ w["q"].T).reshape(rows, facts.num_heads, width), facts.rope_theta)
-    k = turned((x @ w["k"].T).reshape(rows, facts.num_kv_heads, width), facts.rope_theta)
+    q = (x @ w["q"].T).reshape(rows, facts.num_heads, width)
+    k = (x @ w["k"].T).reshape(rows, facts.num_kv_heads, width)
+    if facts.qk_norm:
+        q, k = (
+            norm(a, head.weights[f"{prefix}self_attn.{n}_norm.weight"], facts.eps) for a, n in ((q, "q"), (k, "k"))
+        )
+    q, k = turned(q, facts.rope_theta), turned(k, facts.rope_theta)
     v = (x @ w["v"].T).reshape(rows, facts.num_kv_heads, width)
     each, out = facts.num_heads // facts.num_kv_heads, np.zeros_like(q)
     for h in range(facts.num_heads):
@@ -67,6 +72,29 @@ def eagle_states(features, embedded, head: HeadFile):
     return h + mlp(h, head)
 
 
+def medusa_states(states, head: HeadFile, index, runtime):
+    """What the LM head of head ``index`` reads, from what leaves the target's last layer [rows, d]."""
+    weight = runtime.weights["model.norm.weight"].numpy().astype(np.float64)
+    x = norm(states, weight, runtime.config.norm_eps)
+    for j in range(head.facts.blocks):
+        matrix, bias = (head.weights[f"{index}.{j}.linear.{n}"].astype(np.float64) for n in ("weight", "bias"))
+        inner = x @ matrix.T + bias
+        x = x + inner / (1 + np.exp(-inner))
+    return x
+
+
+def medusa_logits(runtime, head: HeadFile, tokens):
+    """What each head says after ``tokens``, of which the last is pending: [heads, V]."""
+    (states,) = target_states(runtime, tokens[:-1], head.facts.taps)
+    ids = np.arange(runtime.config.vocab_size) if head.vocabulary is None else head.vocabulary
+    out = np.full((head.facts.drafts, runtime.config.vocab_size), -np.inf)
+    for i, name in enumerate(head.facts.lm_heads):
+        own = head.weights.get(name)
+        rows = runtime.weights["lm_head.weight"].numpy()[ids] if own is None else own
+        out[i, ids] = medusa_states(states[-1:], head, i, runtime)[0] @ rows.astype(np.float64).T
+    return out
+
+
 def logits(g, head: HeadFile, runtime):
     """Over the whole vocabulary [V]: what cannot be drafted is -inf. Of one row [d]."""
     lm_head = head.weights[LM_HEAD] if LM_HEAD in head.weights else runtime.weights["lm_head.weight"].numpy()
@@ -91,6 +119,8 @@ def draft_logits(runtime, head: HeadFile, tokens, count, origin=0):
 
     The head knows nothing of the rows before ``origin``.
     """
+    if head.facts.kind == "medusa":
+        return [*medusa_logits(runtime, head, tokens)[:count]]
     said, drafted = [], []
     if head.facts.kind == "exit_head":
         for _ in range(count):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from constraints import PROCESSORS, settings, some
 from doubles import STATES, Host, run, tiny_core, tiny_hybrid, tiny_runtime, tiny_static
-from random_heads import fitted_eagle, nearly_untrained, random_facts
+from random_heads import fitted_eagle, fitted_medusa, fitted_module, nearly_untrained, random_facts
 
 from selfspec.drafters import create, drafter_class
 from selfspec.drafters.adaptive_exit import AdaptiveExit
@@ -298,6 +298,7 @@ FORMS = {
     "attention": random_facts("exit_head", "attention", taps=(3,)),
     "layer": random_facts("exit_head", "layer", taps=(4,)),
     "eagle": random_facts("eagle"),
+    "medusa": random_facts("medusa", "blocks"),
 }
 LACKS = (3, 42)  # tokens that a trimmed vocabulary has not
 
@@ -306,9 +307,9 @@ LACKS = (3, 42)  # tokens that a trimmed vocabulary has not
 def head(form):
     """A trained head for the tiny decoder in a file, right now and then; all but one with a trimmed vocabulary."""
     target, path = tiny_runtime(), Path(tempfile.mkdtemp()) / f"{form}.safetensors"
-    if form == "eagle":
+    if form in ("eagle", "medusa"):
         texts = [prompt + oracle(target, prompt, 2 * MOST, Chance(SEED, 0), Sampling()) for prompt in PROMPTS]
-        made = fitted_eagle(target, FORMS[form], texts)
+        made = {"eagle": fitted_eagle, "medusa": fitted_medusa}[form](target, FORMS[form], texts)
     else:
         tokens = None if form == "layer" else [token for token in range(SIZE) if token not in LACKS]
         made = nearly_untrained(target, FORMS[form], tokens)
@@ -334,17 +335,31 @@ HEADS = {  # drafters of runtimes that run trained heads: the drafter, the form 
     "head layer": ("early_exit", "layer", {"confidence": 0.02, "adaptive": True}),
     "eagle": ("eagle", "eagle", {}),
     "eagle comb": ("eagle", "eagle", {"siblings": 2, "confidence": 0.02}),
+    "medusa": ("medusa", "medusa", {}),
+    "medusa comb": ("medusa", "medusa", {"siblings": 2, "confidence": 0.02, "adaptive": True}),
+    "medusa tree": ("medusa", "medusa", {"nodes": 9}),
+}
+MODULES = {  # drafters of runtimes whose checkpoint brings a multi-token module
+    "mtp": {},
+    "mtp stop": {"confidence": 0.02, "adaptive": True},
+    "mtp comb": {"siblings": 2, "confidence": 0.01},
 }
 HEAD_CHAINS = {
-    name: ("staged", name.split(">")) for name in ("ngram>head layer", "head attention>early_exit 4", "mixed>eagle")
+    name: ("staged", name.split(">"))
+    for name in ("ngram>head layer", "head attention>early_exit 4", "mixed>eagle", "ngram>medusa", "ngram>mtp")
 }
 LEARNING = {  # a head that is exchanged in every round
     "learning head": {},
     "learning head comb": {"siblings": 2, "confidence": 0.02},
 }
 HEAD_CHAINS |= {"ngram>learning head": ("staged", ["ngram", "learning head"])}
-HEAD_CONTROLLERS = {"auto heads": ("ngram:adaptive=off", "early_exit", "eagle", "early_exit:exit_layer=2")}
-WITH_HEADS = [*HEADS, *LEARNING, *HEAD_CHAINS, *HEAD_CONTROLLERS]
+HEAD_CONTROLLERS = {
+    "auto heads": ("ngram:adaptive=off", "early_exit", "eagle", "early_exit:exit_layer=2"),
+    "auto medusa": ("suffix:adaptive=off", "medusa"),
+    "auto mtp": ("ngram:adaptive=off", "mtp", "early_exit:exit_layer=4"),
+}
+WITH_HEADS = [name for name in (*HEADS, *LEARNING, *HEAD_CHAINS, *HEAD_CONTROLLERS) if "mtp" not in name]
+WITH_MODULES = [*MODULES, "ngram>mtp", "auto mtp"]
 STAGES = [
     *EARLY_EXITS,
     "early_exit stop",
@@ -376,7 +391,7 @@ SAMPLED = {"auto drawing"} | {
     name for name, (kind, _) in (CHAINS | TREES | LIGHTER | PARTS).items() if kind not in DETERMINISTIC
 }
 SAMPLED |= {name for name, (_, found) in STAGED.items() if SAMPLED.intersection(found)}
-SAMPLED |= {*HEADS, *LEARNING, *HEAD_CHAINS}
+SAMPLED |= {*HEADS, *LEARNING, *HEAD_CHAINS, *MODULES}
 
 
 def drafter(name, target, texts, gamma, seed=0):
@@ -387,8 +402,14 @@ def drafter(name, target, texts, gamma, seed=0):
         return create(_class(kind), target.config, {**own, "gamma": gamma, **options}, Host(target, {})), None
     if name in LEARNING:
         return Fickle(target.config, Host(target, {}), seed, gamma=gamma, **LEARNING[name]), None
+    if "mtp" in name and target.module is None:
+        said = [p + oracle(target, p, 2 * MOST, Chance(SEED, 0), Sampling()) for p in PROMPTS]
+        target.module = partial(fitted_module, target, said)
+    if name in MODULES:
+        options = {"gamma": gamma, **MODULES[name]}
+        return create(_class("mtp"), target.config, options, Host(target, {})), None
     if name in HEAD_CONTROLLERS:
-        own = {"eagle": head("eagle"), "early_exit": head("layer")}
+        own = {"eagle": head("eagle"), "early_exit": head("layer"), "medusa": head("medusa")}
         found = [f"{part}:head={own[part]}" if part in own else part for part in HEAD_CONTROLLERS[name]]
         return create(
             _class("auto"), target.config, {"candidates": found, "gamma": gamma}, Taught(target, seed)
@@ -522,9 +543,9 @@ class Cell:
 def cells(runtime_name, drafter_name) -> Iterator[Cell]:
     """Every value of every axis, in a random arrangement; shapings go round over the drafters."""
     count = RUNTIMES[runtime_name].cells
-    if drafter_name in [*STAGED, *AHEAD, *WITH_HEADS]:
+    if drafter_name in [*STAGED, *AHEAD, *WITH_HEADS, *WITH_MODULES]:
         count = min(count // 2, 18)
-    place = [*DRAFTERS, *LIGHTER, *PARTS, *STAGED, *AHEAD, *WITH_HEADS].index(drafter_name)
+    place = [*DRAFTERS, *LIGHTER, *PARTS, *STAGED, *AHEAD, *WITH_HEADS, *WITH_MODULES].index(drafter_name)
     random = np.random.default_rng([place, *runtime_name.encode()])
 
     def axis(values):

@@ -53,7 +53,7 @@ LAYERS = [
     ["train"],
     ["cli", "__main__"],
 ]
-TORCH = ("runtime.torch", "runtime.products", "hf.", "train.heads", "train.layerskip")
+TORCH = ("runtime.torch", "runtime.products", "hf.", "train.heads", "train.layerskip", "train.distill")
 RIVALS = {"measure.hf"}  # other programs that run in this process, imported when they are asked for
 ENTRANCE = {""}  # the package itself re-exports lazily
 

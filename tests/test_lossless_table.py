@@ -19,6 +19,7 @@ from lossless_table import (
     STAGED,
     TEMPERATURES,
     WITH_HEADS,
+    WITH_MODULES,
     cells,
     check,
 )
@@ -38,6 +39,8 @@ EVERY += [("torch", drafter) for drafter in PARTS]
 EVERY += [("cpu int8", drafter) for drafter in STAGED | AHEAD]
 EVERY += [(runtime, drafter) for runtime in ("torch", "cpu fp32", "cpu int8") for drafter in WITH_HEADS]
 EVERY += [(runtime, drafter) for runtime in ("toy", "torch") for drafter in STAGED | AHEAD if drafter not in MIXED]
+EVERY += [("torch", drafter) for drafter in WITH_MODULES]
+EVERY += [("hybrid delta", drafter) for drafter in WITH_MODULES if "comb" not in drafter]
 # of chains, what recurrent layers verify
 EVERY += [("hybrid conv", name) for name, (_, found) in STAGED.items() if {*HYBRID, *EARLY_EXITS}.issuperset(found)]
 SELDOM = {"ngram", "ngram stop", "ngram comb", "overlap ngram", "suffix"}  # right: in short texts a look-up is not
@@ -56,7 +59,7 @@ def test_a_drafter_on_a_runtime_gives_the_plain_text(runtime, drafter):
     if drafter == "wrong":
         assert max(accepted) == 0
     elif drafter not in SELDOM:
-        assert max(accepted) >= (1 if drafter in [*STAGED, *AHEAD, *WITH_HEADS] else 2)
+        assert max(accepted) >= (1 if drafter in [*STAGED, *AHEAD, *WITH_HEADS, *WITH_MODULES] else 2)
     if drafter == "right":
         assert max(accepted) >= 5
         assert ends > 0

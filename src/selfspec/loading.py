@@ -120,7 +120,13 @@ def _open(model: Any, runtime: str, placed: dict[str, Any], told: tuple[Any, Any
     if chosen == "cpu":
         return _on_cpu(model, placed, told)
     checkpoint = find_checkpoint(model, notify=notify, progress=progress)
-    made = _torch().load(checkpoint.config, checkpoint.weight_files, placed["dtype"], placed["device"] or "auto")
+    made = _torch().load(
+        checkpoint.config,
+        checkpoint.weight_files,
+        placed["dtype"],
+        placed["device"] or "auto",
+        checkpoint.module_files,
+    )
     made = made.compiled(placed["compile"] or "auto", notify)
     return Loaded(made, checkpoint.tokenizer, checkpoint.name, checkpoint.fingerprint)
 

@@ -61,6 +61,23 @@ def test_a_head_is_trained_and_drafts(call, flags, tiny, tmp_path):
     assert str(tmp_path / "run" / "eagle.safetensors") in again.stdout
 
 
+def test_medusa_heads_are_trained_and_draft(call, flags, tiny, tmp_path):
+    """Guards the verb: the states after the last layer are kept once; chains and trees give the plain text."""
+    result = call("train", "medusa", *flags, "--heads", "2", "--json")
+    assert result.exit_code == 0, result.stderr
+    (head,) = json.loads(result.stdout)["heads"].values()
+    assert len(json.loads(result.stdout)["held_out"]["medusa"]["greedy"]["alphas"]) == 2
+    drafts = ["--draft", "medusa", "--head", head, "--max-new-tokens", "9", "--threads", "1"]
+    texts = [call("generate", "hi", "--model", tiny, *drafts, *more) for more in ([], ["--nodes", "5"])]
+    plain = call("generate", "hi", "--model", tiny, "--draft", "plain", "--max-new-tokens", "9", "--threads", "1")
+    assert [text.stdout for text in texts] == [plain.stdout] * 2
+    assert "no head was given" in call("generate", "hi", "--model", tiny, "--draft", "medusa").stderr
+    assert (
+        "leave one out"
+        in call("generate", "hi", "--model", tiny, *drafts, "--nodes", "5", "--siblings", "1").stderr
+    )
+
+
 @pytest.mark.parametrize(
     ("verb", "more", "said"),
     [

@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from hf_model import PROMPTS
+from random_heads import random_facts, random_head
 from transformers import AutoModelForCausalLM
 
 import selfspec
@@ -17,6 +18,7 @@ from selfspec.cli.main import cli
 from selfspec.errors import OptionError, RuntimeMissingError
 from selfspec.export.drafts import export_draft
 from selfspec.model import find_checkpoint
+from selfspec.model.head_file import write_head
 from selfspec.runtime.torch import TorchRuntime
 from selfspec.types import LayerPlan, Rows
 
@@ -107,3 +109,27 @@ def test_what_no_format_can_hold_is_refused(tiny, tmp_path):
     with pytest.raises(RuntimeMissingError, match=r"pip install 'optimum\[openvino\]'"):
         export_draft(tiny, "early_exit:exit_layer=2", "openvino", tmp_path / "a", tokens=0)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("eagle", "speculators"), ("eagle", "eagle3"), ("medusa", "medusa")])
+def test_heads_are_exported_by_name(tiny, tmp_path, kind, layout):
+    """Guards the verb for heads: the same drafts from what was written, lines of engines, what is refused."""
+    facts = random_facts("eagle") if kind == "eagle" else random_facts("medusa", "blocks", taps=(4,))
+    write_head(tmp_path / "head.safetensors", random_head(facts, vocabulary=range(0, 259, 2)))
+    draft = f"{kind}:head={tmp_path / 'head.safetensors'}:gamma=3"
+    asked = ["export", tiny, "--draft", draft, "--format", layout, "--out", tmp_path / "out", "--alpha-tokens", 4]
+    done = CliRunner().invoke(cli, [*map(str, asked), "--json"])
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["acceptance"]["drafted"] > 0
+    assert str(tmp_path / "out") in " ".join(document["uses"].values())
+    again = f"{kind}:head={tmp_path / 'out'}:gamma=3"
+    engine = selfspec.load(tiny, threads=1, max_new_tokens=16)
+    texts = [engine.generate("hello", draft=name) for name in (draft, again)]
+    assert texts[0].text == texts[1].text
+    if kind == "eagle":  # Medusa's layout has all tokens
+        assert texts[0].stats.accepted == texts[1].stats.accepted
+    for wrong, said in (("hf", "no part of the model"), ("medusa" if kind == "eagle" else "eagle3", "layout of")):
+        with pytest.raises(OptionError, match=said):
+            export_draft(tiny, draft, wrong, tmp_path / "wrong", tokens=0)
+        assert not (tmp_path / "wrong").exists()

@@ -16,7 +16,7 @@ from selfspec.train.heads.modules import module_of
 from selfspec.train.heads.packer import Packer
 from selfspec.train.heads.packs import Pack, Span
 from selfspec.train.heads.start import started
-from selfspec.train.heads.target import Sizes, facts_of, teacher_of
+from selfspec.train.heads.target import Sizes, facts_of, medusa_facts, teacher_of
 
 D, STEPS = 16, 4
 SIZES = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 6, "intermediate_size": 24}
@@ -163,7 +163,7 @@ def test_losses_of_a_model_of_two_layers():
     teacher = teacher_of(runtime, vocabulary, torch.device("cpu"))
     states = Anew(reader, [sample.tokens for sample in samples])
     learner = Learner({"exit": module}, teacher.head, 1, 1.0)
-    losses = learner(Packer(runtime, samples, states, teacher)([0, 1], False))
+    losses = learner(Packer(runtime, samples, states, teacher)([0, 1], "exit_head"))
     by_hand, kl = [], []
     for sample in samples:
         found = reader(sample.tokens).to(torch.bfloat16).float()
@@ -179,6 +179,37 @@ def test_losses_of_a_model_of_two_layers():
     assert float(losses.total.detach()) == pytest.approx(np.mean(by_hand), abs=1e-5)
     assert losses.steps == [[pytest.approx(np.mean(by_hand), abs=1e-5)]]
     assert losses.kl == [[pytest.approx(np.mean(kl), abs=1e-5)]]
+
+
+def test_medusa_heads_by_hand():
+    """Guards which place each head reads, the target's norm and its blocks, and what it is compared with."""
+    runtime, vocabulary = tiny_runtime(dtype="float32", num_layers=2), np.arange(5, 45)
+    facts = medusa_facts(runtime, heads=3, blocks=2)
+    module = started(facts, runtime, seed=0)
+    assert all(float(p.detach().abs().max()) == 0.0 for p in module.parameters())
+    for parameter in module.parameters():
+        parameter.data.normal_(std=0.2)
+    random = np.random.default_rng(0)
+    samples = [Sample(random.integers(0, 61, n).astype(np.int32), p, 0.0) for n, p in ((12, 4), (6, 4))]
+    reader, teacher = Reader(runtime, []), teacher_of(runtime, vocabulary, torch.device("cpu"))
+    packer = Packer(runtime, samples, Anew(reader, [sample.tokens for sample in samples]), teacher)
+    losses = Learner({"medusa": module}, teacher.head, 3, 0.8)(packer([0, 1], "medusa"))
+    rows, by_hand = runtime.weights["lm_head.weight"][vocabulary], [[], [], []]
+    for sample in samples:
+        states = reader(sample.tokens)[:, 0].to(torch.bfloat16).float()
+        for index in range(sample.prompt_length + 1, len(sample.tokens)):  # the first token of a draft
+            for i in range(min(3, len(sample.tokens) - index)):
+                x = states[index - 2]
+                x = x / torch.sqrt((x * x).mean() + runtime.config.norm_eps) * runtime.weights["model.norm.weight"]
+                for j in range(2):
+                    inner = module[i][j].linear.weight @ x + module[i][j].linear.bias
+                    x = x + inner * torch.sigmoid(inner)
+                p = torch.softmax(torch.from_numpy(runtime.logits(states[index + i - 1][None]))[0, vocabulary], -1)
+                by_hand[i].append(float(-(p * torch.log_softmax(rows @ x, -1)).sum().detach()))
+    assert [len(part) for part in by_hand] == [8, 6, 5]
+    assert losses.steps == [[pytest.approx(np.mean(part), abs=1e-5) for part in by_hand]]
+    total = sum(0.8**i * np.mean(part) for i, part in enumerate(by_hand))
+    assert float(losses.total.detach()) == pytest.approx(total, abs=1e-5)
 
 
 def test_steps_weigh_less_and_less():

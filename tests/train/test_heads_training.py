@@ -24,7 +24,7 @@ from selfspec.train.heads.heldout import HeldOut
 from selfspec.train.heads.job import Setup
 from selfspec.train.heads.progress import History
 from selfspec.train.heads.trainer import _Run, accelerator_of, train
-from selfspec.train.options import EagleOptions, ExitHeadOptions
+from selfspec.train.options import EagleOptions, ExitHeadOptions, MedusaOptions
 from selfspec.train.shards import Text, write_shard
 
 QUICK = {
@@ -77,9 +77,11 @@ def ticking():
     return lambda: float(next(ticks))
 
 
-def test_a_killed_run_goes_on_as_if_nothing_had_been(engine, data, tmp_path):
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_a_killed_run_goes_on_as_if_nothing_had_been(engine, data, tmp_path, kind):
     """Guards exact resumption: weights, moments, rates, the order of the texts and the history."""
-    options = EagleOptions(data=(str(data),), taps="1,2,3", checkpoint_minutes=0.2, **QUICK)
+    common = {"data": (str(data),), "checkpoint_minutes": 0.2, **QUICK}
+    options = EagleOptions(taps="1,2,3", **common) if kind == "eagle" else MedusaOptions(heads=3, **common)
     run(engine, options, tmp_path / "whole", clock=ticking())
     events = run(engine, options, tmp_path / "killed", 9, ticking())
     kept = [event for event in events if event.kind == "checkpoint"]
@@ -93,7 +95,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(engine, data, tmp_path):
         for name in ("epoch", "batch", "tokens", "learning_rate"):
             assert ours[name] == theirs[name]
         np.testing.assert_allclose(ours["loss"], theirs["loss"], rtol=0, atol=1e-6)
-    heads = [read_head(tmp_path / name / "eagle.safetensors") for name in ("whole", "killed")]
+    heads = [read_head(tmp_path / name / f"{kind}.safetensors") for name in ("whole", "killed")]
     for name, weight in heads[0].weights.items():
         np.testing.assert_allclose(heads[1].weights[name], weight, rtol=0, atol=1e-6)
     assert whole[-1]["loss"][0][0] < whole[0]["loss"][0][0] - 0.1  # it learns

@@ -1,4 +1,4 @@
-"""``selfspec export``: a part of a model as an ordinary draft model of another engine."""
+"""``selfspec export``: a part of a model as a draft model of another engine, a trained head in its layout."""
 
 from __future__ import annotations
 
@@ -10,13 +10,25 @@ _EXAMPLES = examples(
     "selfspec export ./my-llama --draft early_exit:exit_layer=8 --format hf --out draft",
     'selfspec export ./my-llama --draft "layer_skip:skip=(9,12-17)" --format hf --out draft',
     "selfspec export llama.gguf --draft early_exit:exit_layer=8:gamma=3 --format gguf --out draft.gguf",
+    "selfspec export ./my-llama --draft eagle:head=eagle.safetensors --format speculators --out head",
 )
 
 
 @click.command("export", epilog=_EXAMPLES)
 @click.argument("model")
-@click.option("--draft", required=True, metavar="PLAN", help="early_exit:exit_layer=N or layer_skip:skip=(LAYERS).")
-@click.option("--format", "kind", required=True, metavar="FORMAT", help="hf, gguf, openvino or speculators.")
+@click.option(
+    "--draft",
+    required=True,
+    metavar="PLAN",
+    help="early_exit:exit_layer=N, layer_skip:skip=(LAYERS), eagle:head=FILE or medusa:head=FILE.",
+)
+@click.option(
+    "--format",
+    "kind",
+    required=True,
+    metavar="FORMAT",
+    help="hf, gguf or openvino; of heads eagle3, speculators or medusa.",
+)
 @click.option("--out", required=True, metavar="PATH", help="The folder, or file, to make; it must not exist.")
 @click.option(
     "--alpha-tokens",
@@ -32,7 +44,8 @@ def command(model: str, draft: str, kind: str, out: str, alpha_tokens: int, as_j
     elsewhere. Vocabulary and tokenizer are the model's. Printed are the lines that use the draft, and α: how many
     draft tokens the model accepts here, answering the built-in prompts greedily.
 
-    gguf takes a GGUF file and keeps its blocks; openvino needs optimum-intel; speculators is for trained heads.
+    gguf takes a GGUF file and keeps its blocks; openvino needs optimum-intel. Heads that were trained here are
+    written as published ones are: eagle3 as EAGLE's authors do, speculators as vLLM does, medusa as Medusa's do.
     """
     from dataclasses import asdict
 
@@ -49,7 +62,8 @@ def command(model: str, draft: str, kind: str, out: str, alpha_tokens: int, as_j
         emit_json({**asdict(made), "path": str(made.path), "uses": {use.engine: use.line for use in made.uses}})
         return
     found = made.acceptance
-    click.echo(f"{made.path}: {made.plan}, {made.layers} layers, {made.silent} silent weights")
+    layers = f", {made.layers} layers, {made.silent} silent weights" if made.layers else ""
+    click.echo(f"{made.path}: {made.plan}{layers}")
     if found is not None:
         click.echo(
             f"alpha {found.alpha:.3f} at gamma {made.gamma}: tau {found.mean_accepted_length:.2f}, {found.prompts} "

@@ -11,7 +11,9 @@ from selfspec.cli.output import examples
 VERBS = {
     "data": "The model answers prompts: texts from which a head learns to draft.",
     "eagle": "An EAGLE-3 head, which drafts on three of the model's states and its own outputs.",
+    "medusa": "Medusa heads, which say the next tokens at once from the model's last state.",
     "exit-head": "Heads with which drafts leave the model after some of its layers.",
+    "distill": "A smaller model, made of some of its layers, for draft_model.",
     "layerskip": "The whole model, so that its own early layers draft well: LayerSkip.",
 }
 
@@ -19,7 +21,9 @@ _EXAMPLES = examples(
     "selfspec train data --prompts prompts.jsonl --out answers",
     "selfspec train data --prompts prompts.jsonl --out answers --tokens 400000 --json",
     "selfspec train eagle --data answers --out eagle",
+    "selfspec train medusa --data answers --out medusa --heads 4",
     "selfspec train exit-head --data answers --out exits --layers 8",
+    "selfspec train distill --data answers --out small --layers 6",
     "selfspec train layerskip --data mine --out skipping --layers 4,6,8",
 )
 

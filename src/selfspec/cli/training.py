@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
     from accelerate import Accelerator
 
+    from selfspec.train.distill.job import Setup as Distilling
     from selfspec.train.heads.job import Setup
     from selfspec.train.heads.progress import Event
     from selfspec.train.heads.trainer import Job
-    from selfspec.train.options import EagleOptions, ExitHeadOptions, HeadOptions
+    from selfspec.train.options import EagleOptions, ExitHeadOptions, HeadOptions, MedusaOptions
+
+    Stated = Setup | Distilling
 
 
 class EagleCommand(MeasuringCommand):
@@ -51,6 +54,18 @@ class ExitHeadCommand(MeasuringCommand):
         return ExitHeadOptions
 
 
+class MedusaCommand(MeasuringCommand):
+    """``selfspec train medusa``."""
+
+    section = "Training"
+
+    def measured_by(self) -> type[MedusaOptions]:
+        """Its options."""
+        from selfspec.train.options import MedusaOptions
+
+        return MedusaOptions
+
+
 _EVERY = 15.0  # seconds between lines of steps
 
 
@@ -64,7 +79,7 @@ def run(asked: HeadOptions, opening: Mapping[str, Any], out: str, as_json: bool)
     setup = Setup(engine, asked, Path(out))
     for line in _about(setup):
         note(line)
-    _make_states(setup)
+    make_states(setup)
     accelerator = accelerator_of(asked, opening.get("device"))
     result = follow(setup.job(accelerator.device), accelerator)
     document = {"heads": {name: str(setup.path(name)) for name in setup.facts}, **result}
@@ -72,7 +87,7 @@ def run(asked: HeadOptions, opening: Mapping[str, Any], out: str, as_json: bool)
         emit_json(document)
     else:
         for name in setup.facts:
-            click.echo(f"{setup.path(name)}  {_alphas(result['held_out'].get(name, {}))}")
+            click.echo(f"{setup.path(name)}  {alphas_of(result['held_out'].get(name, {}))}")
 
 
 def follow(job: Job, accelerator: Accelerator, curves: Sequence[str] = ()) -> dict[str, Any]:
@@ -104,25 +119,40 @@ def require_packages(*more: str, extra: str = "train") -> None:
 
 
 def _about(setup: Setup) -> list[str]:
-    corpus, plan, vocabulary = setup.corpus, setup.plan, setup.vocabulary
+    vocabulary = setup.vocabulary
+    return [
+        *about_texts(setup),
+        f"draft vocabulary: {len(vocabulary):,} tokens, {setup.coverage:.2%} of the answers",
+        *about_states(setup),
+    ]
+
+
+def about_texts(setup: Stated) -> list[str]:
+    """What there is to learn from."""
+    corpus = setup.corpus
     lines = [
         f"{corpus.drafted + len(corpus.training):,} answer tokens in {len(corpus.training):,} texts to train on, "
         f"{len(corpus.held_out):,} texts held out; {corpus.cut} cut, {corpus.short} too short",
-        f"draft vocabulary: {len(vocabulary):,} tokens, {setup.coverage:.2%} of the answers",
     ]
     if setup.grown > len(setup.data):
         lines.append(f"the data have grown to {setup.grown:,} texts; this run goes on with its {len(setup.data):,}")
+    return lines
+
+
+def about_states(setup: Stated) -> list[str]:
+    """What keeping the states takes."""
+    plan, lines = setup.plan, []
     where = f"kept in {str(setup.folder)!r}" if plan.fits else (
         f"more than --disk-budget or the {size(plan.free)} that are free: run anew in every epoch"
     )  # fmt: skip
     written, read = setup.data.provenance.get("precision"), setup.engine.runtime.precision
     if written not in (None, read):
         lines.append(f"the answers were written in {written}, and the states are of {read}; --bits changes that")
-    lines.append(f"states of {plan.rows:,} tokens: {size(plan.bytes)}, {where}")
-    return lines
+    return [*lines, f"states of {plan.rows:,} tokens: {size(plan.bytes)}, {where}"]
 
 
-def _make_states(setup: Setup) -> None:
+def make_states(setup: Stated) -> None:
+    """Run the target over what is missing, and say how it goes."""
     started, done, told = time.monotonic(), 0, time.monotonic()
     with progress(setup.plan.rows, 0, "states") as move:
 
@@ -157,7 +187,7 @@ class _Lines:
             return f"checkpoint {event.facts['path']}"
         if event.kind == "evaluation":
             self.result["held_out"] = event.facts["heads"]
-            said = [f"{name}: {_alphas(kinds)}" for name, kinds in event.facts["heads"].items()]
+            said = [f"{name}: {alphas_of(kinds)}" for name, kinds in event.facts["heads"].items()]
             return f"step {where.step} · held-out α " + " · ".join(said) if said else ""
         if now - self._told < _EVERY:
             return ""
@@ -178,7 +208,8 @@ class _Lines:
         )
 
 
-def _alphas(kinds: Mapping[str, Mapping[str, Any]]) -> str:
+def alphas_of(kinds: Mapping[str, Mapping[str, Any]]) -> str:
+    """Held-out acceptance by kind of text."""
     return ", ".join(
         f"{kind} {' '.join(f'{alpha:.3f}' for alpha in found['alphas'])} (τ {found['tokens_per_round']:.2f})"
         for kind, found in sorted(kinds.items())

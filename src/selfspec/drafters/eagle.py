@@ -23,70 +23,50 @@ if TYPE_CHECKING:
 
     from selfspec.context import Context, Text
     from selfspec.drafters.base import Host
+    from selfspec.drafters.comb import CombOptions
     from selfspec.drafters.steps import Growing
+    from selfspec.drafters.trained import Beside
     from selfspec.feeds import Feed
     from selfspec.model.config import ModelConfig
     from selfspec.runtime.attached import Likeliest
     from selfspec.types import Array
 
 
-class Eagle(StepDrafter):
-    """Drafts with a head of the EAGLE-3 type."""
+class FeatureDrafter(StepDrafter):
+    """Drafts with a layer that reads the next token beside what is known of a row, then its own output.
 
-    Options = HeadOptions
-    options: HeadOptions
-    name = "eagle"
-    summary = "a trained layer reads the model's inner states (EAGLE-3); extra weights and KV of one layer"
-    paper = "EAGLE-3 (arXiv 2503.01840)"
-    pays = (
-        "with a head trained on the model's own answers to prompts of your kind, where the head is a small "
-        "part of a pass"
-    )
+    ``_beside`` is what runs it, None before an engine is known.
+    """
+
     usual_alpha = 0.5
 
-    def __init__(self, options: HeadOptions, config: ModelConfig) -> None:
+    def __init__(self, options: CombOptions, config: ModelConfig, beside: Beside | None) -> None:
         super().__init__(options, config)
-        self._settings = options
-        self._head: Attachment | None = None
-        if options.head is not None:
-            self._head = Attachment(config, options, opened(options.head, "eagle"))
+        self._beside = beside
 
     def bind(self, host: Host) -> None:
-        """Attach the head: that of the options, or the one that comes with the package for this checkpoint."""
-        if self._head is None:
-            path = shipped(host, "eagle")
-            if path is None:
-                raise OptionError(
-                    "no eagle head comes with selfspec for this model: train one (`selfspec train eagle`) and give "
-                    "its file as head"
-                )
-            self._head = Attachment(self.config, self._settings, opened(path, "eagle"))
-        self._head.bind(host)
+        """Attach it."""
+        self._bound.bind(host)
 
     @property
-    def _bound(self) -> Attachment:
-        assert self._head is not None, "no engine has bound this drafter"
-        return self._head
+    def _bound(self) -> Beside:
+        assert self._beside is not None, "no engine has bound this drafter"
+        return self._beside
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The layers that the head reads."""
-        return () if self._head is None else self._head.head.facts.taps
+        """The layers that it reads."""
+        return () if self._beside is None else self._beside.taps
 
     @property
     def step_share(self) -> float | None:
         """Its weights ÷ those of a pass."""
-        return None if self._head is None else self._head.share
-
-    @property
-    def runs(self) -> str:
-        """The head."""
-        return "unbound" if self._head is None else f"head on layers {', '.join(map(str, self.taps))}"
+        return None if self._beside is None else self._beside.share or None
 
     @property
     def extra_bytes(self) -> Extra:
-        """The head, and its keys and values."""
-        return Extra() if self._head is None else self._head.extra_bytes
+        """Its weights, and its keys and values."""
+        return Extra() if self._beside is None else self._beside.extra_bytes
 
     def propose(self, context: Context, texts: Sequence[Text], gammas: Sequence[int]) -> list[Draft]:
         """Chains of γ tokens, with leaves where asked for; nothing where no row of a text is known."""
@@ -155,3 +135,41 @@ class Eagle(StepDrafter):
 
     def _feed(self, context: Context, text: Text) -> Feed:
         return context.feeds.of(text.slot, self)
+
+
+class Eagle(FeatureDrafter):
+    """Drafts with a head of the EAGLE-3 type."""
+
+    Options = HeadOptions
+    options: HeadOptions
+    name = "eagle"
+    summary = "a trained layer reads the model's inner states (EAGLE-3); extra weights and KV of one layer"
+    paper = "EAGLE-3 (arXiv 2503.01840)"
+    pays = (
+        "with a head trained on the model's own answers to prompts of your kind, where the head is a small "
+        "part of a pass"
+    )
+
+    def __init__(self, options: HeadOptions, config: ModelConfig) -> None:
+        head = None
+        if options.head is not None:
+            head = Attachment(config, options, opened(options.head, "eagle", config))
+        super().__init__(options, config, head)
+        self._settings = options
+
+    def bind(self, host: Host) -> None:
+        """Attach the head: that of the options, or the one that comes with the package for this checkpoint."""
+        if self._beside is None:
+            path = shipped(host, "eagle")
+            if path is None:
+                raise OptionError(
+                    "no eagle head comes with selfspec for this model: train one (`selfspec train eagle`) and give "
+                    "its file as head"
+                )
+            self._beside = Attachment(self.config, self._settings, opened(path, "eagle", self.config))
+        super().bind(host)
+
+    @property
+    def runs(self) -> str:
+        """The head."""
+        return "unbound" if self._beside is None else f"head on layers {', '.join(map(str, self.taps))}"

@@ -43,7 +43,7 @@ class ExitHead(FixedSelfDraft):
     ) -> None:
         if head is None:
             assert options.head is not None
-            head = opened(options.head, "exit_head")
+            head = opened(options.head, "exit_head", config)
         require_fits(head, config)
         (k,) = head.facts.taps
         if layer not in (None, k):

@@ -92,7 +92,7 @@ class LearningHead(ExitHead):
 
     def __init__(self, options: LearnOptions, config: ModelConfig, layer: int | None = None) -> None:
         self._settings = options
-        start = HeadFile(*_untrained(config, layer)) if options.head is None else _linear(options.head)
+        start = HeadFile(*_untrained(config, layer)) if options.head is None else _linear(options.head, config)
         super().__init__(options, config, layer, start)
         self._start = start
         (self._layer,) = start.facts.taps
@@ -167,8 +167,8 @@ class LearningHead(ExitHead):
         text.explanation = {**(text.explanation or {}), "learning": self._learner.facts()}
 
 
-def _linear(path: str) -> HeadFile:
-    head = opened(path, "exit_head")
+def _linear(path: str, config: ModelConfig) -> HeadFile:
+    head = opened(path, "exit_head", config)
     if head.facts.form != "linear":
         raise OptionError(
             f"the form of the head {path!r} is {head.facts.form}; only linear ones learn while serving"

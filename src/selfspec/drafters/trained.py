@@ -7,6 +7,7 @@ trained, because a head for another checkpoint is only slow.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from selfspec.drafters.base import Extra, option
 from selfspec.drafters.caches import OwnCaches
 from selfspec.drafters.comb import CombOptions
-from selfspec.errors import OptionError
+from selfspec.errors import OptionError, RuntimeMissingError
 from selfspec.feeds import MOST_PENDING
 from selfspec.joining import concatenate
-from selfspec.model.head_file import HeadFile, read_facts, read_head
+from selfspec.model.head_file import HeadFile, read_facts
+from selfspec.model.published_heads import read_any
 from selfspec.model.reading import expanded, quoted
 from selfspec.processors import active
 from selfspec.runtime.attached import identity_of, parameters
@@ -48,7 +50,8 @@ class HeadOptions(CombOptions):
 
     head: str | None = option(
         None,
-        "File of a trained head (`selfspec train`); eagle: default the one that comes with this model.",
+        "File of a trained head (`selfspec train`), or a folder with a published one (EAGLE-3, Medusa); eagle: "
+        "default the one that comes with this model.",
         opens=True,
     )
     head_bits: int | None = option(
@@ -69,20 +72,44 @@ class HeadOptions(CombOptions):
             raise OptionError(f"head_bits is {self.head_bits}; it must be one of {', '.join(map(str, BITS))}")
 
 
-def opened(path: str | os.PathLike[str], kind: str) -> HeadFile:
-    """The head in a file, read once; raises OptionError for one of another kind, and as `read_head`."""
+def opened(path: str | os.PathLike[str], kind: str, config: ModelConfig) -> HeadFile:
+    """The head in a file, or in a folder of a published one, for a model; read once.
+
+    Raises OptionError for one of another kind, and as `read_any`.
+    """
     file = expanded(path)
-    status = file.stat() if file.is_file() else None
-    head = _read(file, None if status is None else (status.st_mtime_ns, status.st_size))
+    head = _read(file, _status(file), config.num_layers)
     if head.facts.kind != kind:
-        drafts = "eagle" if head.facts.kind == "eagle" else "early_exit"
-        raise OptionError(f"{quoted(file)} is of the kind {head.facts.kind}: use it with --draft {drafts}")
+        raise OptionError(
+            f"{quoted(file)} is of the kind {head.facts.kind}: use it with --draft {_DRAFTERS[head.facts.kind]}"
+        )
     return head
 
 
+_DRAFTERS = {"exit_head": "early_exit", "eagle": "eagle", "medusa": "medusa"}
+parts_of = lru_cache(maxsize=8)(HeadFile.parts)
+"""`HeadFile.parts`, made once."""
+
+
 @lru_cache(maxsize=8)
-def _read(file: Path, _status: tuple[int, int] | None) -> HeadFile:
-    return read_head(file)
+def _read(file: Path, _status: object, num_layers: int) -> HeadFile:
+    return read_any(file, num_layers, _of_torch)
+
+
+def _of_torch(file: Path) -> dict[str, Any]:
+    try:
+        from selfspec.runtime.torch_files import read_tensors
+    except ImportError as error:
+        raise RuntimeMissingError(
+            f"{quoted(file)} is in torch's format: pip install 'selfspec[torch]', or give a .safetensors"
+        ) from error
+    return read_tensors(file)
+
+
+def _status(file: Path) -> object:
+    """What changes with a file, or with one of a folder."""
+    files = sorted(file.iterdir()) if file.is_dir() else [file] if file.is_file() else []
+    return tuple((one.name, (status := one.stat()).st_mtime_ns, status.st_size) for one in files)
 
 
 def shipped(host: Host, kind: str) -> Path | None:
@@ -110,40 +137,25 @@ def _drafts_likeliest(text: Text) -> bool:
     return sampling.is_greedy and not active(sampling)
 
 
-class Attachment:
-    """A head beside the target of an engine, with a cache for each context."""
+class Beside(ABC):
+    """What runs beside the target of an engine, with a cache for each context if it ``attends``.
 
-    def __init__(
-        self, config: ModelConfig, options: HeadOptions, head: HeadFile, attached: Attached | None = None
-    ) -> None:
-        self.head = head
-        self._config, self._options = config, options
-        own, last = parameters(head, config)
-        self.row_layers = own / config.active_layer_parameters  # of a row, in row-layers of the target
-        self.share = (own + last) / config.pass_parameters  # of the weights of a pass
-        self._attached = attached
+    ``taps`` are the layers that it reads. ``row_layers`` is what a row costs, in row-layers of the target;
+    ``share`` its weights and those of its LM head, of those of a pass.
+    """
+
+    row_layers = 0.0
+    share = 0.0
+
+    def __init__(self, taps: tuple[int, ...], attends: bool) -> None:
+        self.taps, self.attends = taps, attends
+        self._attached: Attached | None = None
         self._caches = OwnCaches()
         self._waiting = 0  # bytes of states that waited of one text, at most
 
-    def check(self, host: Host) -> None:
-        """Raise OptionError where the head does not belong to this model."""
-        facts, options = self.head.facts, self._options
-        names = names_of(host)
-        if facts.target and any(names) and facts.target not in names and not options.any_target:
-            name = facts.target_name or facts.target[:12]
-            raise OptionError(
-                f"the head was trained for another checkpoint, {name}: give one for this model, or any_target "
-                "(--any-target) to try it in spite of that"
-            )
-
+    @abstractmethod
     def bind(self, host: Host) -> None:
-        """Attach the head; raises as `check`."""
-        self.check(host)
-        options = self._options
-        key = ("head", id(self.head), options.head_bits)
-        _, self._attached = host.kept(
-            key, lambda: (self.head, host.runtime.attach(self.head, options.head_bits))
-        )  # with the head itself, so that its id stays its own
+        """Attach it; raises OptionError where it does not belong to this model."""
 
     @property
     def attached(self) -> Attached:
@@ -169,7 +181,7 @@ class Attachment:
     def run(self, context: Context, entering: Array, tokens: Sequence[int], rows: Rows) -> Array:
         """Its states [R, d]; in passes of at most `MOST_PENDING` rows, which are counted."""
         context.count(rows.slots.tolist(), self.row_layers)
-        cache = self._cache(context) if self.head.facts.attends else None
+        cache = self._cache(context) if self.attends else None
         if len(rows) <= MOST_PENDING:
             return self.attached.run(entering, tokens, rows, cache)
         made = []
@@ -190,3 +202,36 @@ class Attachment:
     def _cache(self, context: Context) -> Cache:
         """With as many cells as the target's."""
         return self._caches.of(context, context.cache.length, self.attached.new_cache)
+
+
+class Attachment(Beside):
+    """A trained head."""
+
+    def __init__(
+        self, config: ModelConfig, options: HeadOptions, head: HeadFile, attached: Attached | None = None
+    ) -> None:
+        super().__init__(head.facts.taps, head.facts.attends)
+        self.head, self._options, self._attached = head, options, attached
+        own, last = parameters(head, config)
+        self.row_layers = own / config.active_layer_parameters
+        self.share = (own + last) / config.pass_parameters
+
+    def check(self, host: Host) -> None:
+        """Raise OptionError where the head does not belong to this model."""
+        facts, options = self.head.facts, self._options
+        names = names_of(host)
+        if facts.target and any(names) and facts.target not in names and not options.any_target:
+            name = facts.target_name or facts.target[:12]
+            raise OptionError(
+                f"the head was trained for another checkpoint, {name}: give one for this model, or any_target "
+                "(--any-target) to try it in spite of that"
+            )
+
+    def bind(self, host: Host) -> None:
+        """Attach the head; raises as `check`."""
+        self.check(host)
+        options = self._options
+        key = ("head", id(self.head), options.head_bits)
+        _, self._attached = host.kept(
+            key, lambda: (self.head, host.runtime.attach(self.head, options.head_bits))
+        )  # with the head itself, so that its id stays its own

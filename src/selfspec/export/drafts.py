@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec import drafters
 from selfspec.drafters.self_draft import FixedSelfDraft
+from selfspec.drafters.trained import opened, shipped
 from selfspec.errors import OptionError
 from selfspec.export.bundle import aside, checked_target
 from selfspec.export.cut import cutting_of
 from selfspec.export.engines import FORMATS, Use, uses
 from selfspec.export.gguf_draft import not_a_gguf, write_gguf
+from selfspec.export.heads import LAYOUTS, write_published
 from selfspec.export.hf_folder import write_folder
 from selfspec.export.openvino import write_openvino
 from selfspec.loading import load
@@ -72,7 +74,8 @@ def export_draft(
     model
         As for `find_checkpoint`; for "gguf" a GGUF file.
     draft
-        ``early_exit:exit_layer=8``, ``layer_skip:skip=(12-17)``, or another with one plan, with its ``gamma``.
+        ``early_exit:exit_layer=8``, ``layer_skip:skip=(12-17)``, or another with one plan, with its ``gamma``;
+        for the layouts of heads ``eagle:head=FILE`` or ``medusa:head=FILE``.
     kind
         One of `FORMATS`.
     out
@@ -87,11 +90,8 @@ def export_draft(
     """
     if kind not in FORMATS:
         raise OptionError(f"format is {kind!r}; it must be one of {', '.join(FORMATS)}")
-    if kind == "speculators":
-        raise OptionError(
-            f"speculators describes heads on the states of a model, and {draft!r} is a model of its own: use "
-            "--format hf, which vLLM loads as method draft_model"
-        )
+    if kind in LAYOUTS:
+        return _export_head(model, draft, kind, checked_target(expanded(out)), (tokens, told))
     source, path, _ = locate(model)
     if kind == "gguf" and source != "gguf":
         raise not_a_gguf(os.fspath(model))
@@ -101,6 +101,29 @@ def export_draft(
     acceptance = _acceptance(model, draft, tokens, told) if tokens else None
     lines = uses(kind, str(path) if is_whole else os.fspath(model), str(out), made["gamma"])
     return Export(target, kind, uses=tuple(lines), acceptance=acceptance, **made)
+
+
+def _export_head(model: Any, draft: str, kind: str, target: Path, measured: tuple[int, Any]) -> Export:
+    """A trained head in the layout of others."""
+    tokens, told = measured
+    cls, options = drafters.resolve(draft)
+    if cls.name not in LAYOUTS.values():
+        raise OptionError(
+            f"{kind} describes heads on the states of a model, and {draft!r} is none: give eagle:head=FILE or "
+            "medusa:head=FILE; of a part of the model use --format hf, which vLLM loads as method draft_model"
+        )
+    engine = load(model, notify=told[0], progress=told[1], draft="plain")
+    drafter = drafters.create(draft, engine.config, {}, engine)  # finds the head that comes with the package, too
+    file = options.get("head") or shipped(engine, cls.name)
+    assert file is not None
+    with aside(target) as scratch:
+        name = os.fspath(model) if Path(model).exists() else engine.name
+        write_published(
+            opened(file, cls.name, engine.config), engine.runtime, kind, scratch, drafter.options.gamma, name
+        )
+    acceptance = _acceptance(model, draft, tokens, told) if tokens else None
+    lines = uses(kind, os.fspath(model), str(target), drafter.options.gamma)
+    return Export(target, kind, drafter.runs, drafter.options.gamma, 0, 0, tuple(lines), acceptance)
 
 
 def _write(

@@ -15,6 +15,10 @@ class Use(NamedTuple):
     line: str
 
 
+_EAGLE_IN_VLLM = (
+    "vllm serve {model} --speculative-config "
+    '\'{{"method": "eagle3", "model": "{draft}", "num_speculative_tokens": {gamma}}}\''
+)
 _LINES: dict[str, dict[str, str]] = {
     "hf": {
         "transformers": 'model.generate(**inputs, assistant_model=AutoModelForCausalLM.from_pretrained("{draft}"))',
@@ -34,8 +38,14 @@ _LINES: dict[str, dict[str, str]] = {
         "openvino-genai": 'openvino_genai.LLMPipeline("{model}", "CPU", '
         'draft_model=openvino_genai.draft_model("{draft}", "CPU"))  # num_assistant_tokens={gamma}',
     },
-}
-FORMATS = (*_LINES, "speculators")
+    "eagle3": {"vllm": _EAGLE_IN_VLLM, "sglang": "python -m sglang.launch_server --model-path {model} "
+        "--speculative-algorithm EAGLE3 --speculative-draft-model-path {draft} --speculative-num-steps {gamma} "
+        "--speculative-eagle-topk 1 --speculative-num-draft-tokens {rows}"},
+    "speculators": {"vllm": _EAGLE_IN_VLLM},
+    "medusa": {"medusa": "python -m medusa.inference.cli --model {draft}",
+        "tgi": "text-generation-launcher --model-id {draft} --speculate {gamma}"},
+}  # fmt: skip
+FORMATS = tuple(_LINES)
 
 
 def uses(kind: str, model: str, draft: str, gamma: int) -> list[Use]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from selfspec.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
 from selfspec.model.exits import NOTE, read_exits
 from selfspec.model.families import config_from_hf, is_ignored, weight_shapes, weights_by_role, with_layout_of
+from selfspec.model.mtp import PREFIX as MODULE
 from selfspec.model.reading import Fields, listed, one_line, quoted, read_json, read_json_if_there
 from selfspec.model.safetensors_file import Header, have_same_bytes, read_header
 from selfspec.model.tokenizer import Tokenizer
@@ -35,7 +36,7 @@ class Checkpoint:
 
     ``weight_files`` maps every canonical weight name of the model to its safetensors file. ``fingerprint``
     is a SHA-256 over the configuration, the headers and samples of the weights: cheap, and different
-    for different models.
+    for different models. ``module_files`` are those of a multi-token module (`selfspec.model.mtp`), if it has one.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Checkpoint:
     weight_files: Mapping[str, Path]
     tokenizer: Tokenizer
     fingerprint: str
+    module_files: Mapping[str, Path] = field(default_factory=dict)
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -87,6 +89,7 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
         weight_files={tensor: folder / found[tensor] for tensor in weight_shapes(config)},
         tokenizer=tokenizer,
         fingerprint=_fingerprint(folder, headers),
+        module_files={tensor: folder / file for tensor, file in found.items() if tensor.startswith(MODULE)},
     )
 
 

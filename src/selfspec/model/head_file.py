@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from selfspec.errors import CorruptModelError, ModelNotFoundError, OptionError
+from selfspec.model.config import Rope
 from selfspec.model.reading import Fields, expanded, listed, one_line, quoted
+from selfspec.types import MAX_GAMMA
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,9 +27,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMAT = 1
-KINDS = ("exit_head", "eagle")
-FORMS = ("none", "linear", "attention", "layer")
+FORMS = {"exit_head": ("none", "linear", "attention", "layer"), "eagle": ("layer",), "medusa": ("blocks",)}
+"""The forms of each kind of head."""
 LM_HEAD = "lm_head.weight"
+EMBEDDING = "embed_tokens.weight"
 VOCABULARY = "vocabulary"
 BLOCK = 32  # inputs that share a scale
 _KEY = "selfspec.head"
@@ -41,8 +44,13 @@ class HeadFacts:
     ``kind`` "exit_head" reads the states after ``taps`` = (k,) layers; ``form`` is what it adds to them: "none",
     "linear", "attention" (Kangaroo, arXiv 2404.18911) or "layer" (a decoder layer of Llama shape). "eagle" is
     EAGLE-3 (arXiv 2503.01840): a "layer" that reads the states after the three layers ``taps``, and the next token.
+    "medusa" (arXiv 2401.10774) reads what leaves the last layer, normed: ``drafts`` heads of residual ``blocks``.
     ``target`` is the fingerprint of the checkpoint that it was trained for, "" where that is unknown; ``card`` says
-    how it was made. Without attention the numbers of heads may be 0, as the intermediate size may without an MLP.
+    how it was made. A head without attention has no heads of it: their numbers may be 0, as the intermediate size
+    may where there is no MLP.
+
+    ``rope`` are fields of `config.Rope` beside ``rope_theta``. ``norm_before_residual``: EAGLE's layer adds to the
+    normed feature, not to the feature itself; ``qk_norm``: its queries and keys are normed per head (Qwen 3).
     """
 
     kind: str
@@ -55,19 +63,32 @@ class HeadFacts:
     intermediate_size: int = 0
     eps: float = 1e-5
     rope_theta: float = 10_000.0
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    norm_before_residual: bool = False
+    qk_norm: bool = False
+    drafts: int = 1
+    blocks: int = 0
     target: str = ""
     target_name: str = ""
     card: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise OptionError(f"the kind of a head is {self.kind!r}; it must be one of {', '.join(KINDS)}")
-        forms = FORMS if self.kind == "exit_head" else ("layer",)
+        if self.kind not in FORMS:
+            raise OptionError(f"the kind of a head is {self.kind!r}; it must be one of {', '.join(FORMS)}")
+        forms = FORMS[self.kind]
         if self.form not in forms:
             raise OptionError(f"the form of an {self.kind} is {self.form!r}; it must be one of {', '.join(forms)}")
-        taps, count = self.taps, 1 if self.kind == "exit_head" else 3
+        taps, count = self.taps, 3 if self.kind == "eagle" else 1
         if len(taps) != count or min(taps, default=0) < 1 or list(taps) != sorted(set(taps)):
             raise OptionError(f"the taps of an {self.kind} are {taps}; it reads {count}, from 1 on and rising")
+        if strange := sorted(set(self.rope) - {f.name for f in fields(Rope)} | {"theta"} & set(self.rope)):
+            raise OptionError(f"the rotary embedding of a head says {listed(strange)}, which is not known")
+        is_medusa = self.kind == "medusa"
+        if not 1 <= self.drafts <= (MAX_GAMMA if is_medusa else 1) or (self.blocks < 1) == is_medusa:
+            raise OptionError(
+                f"a head of the kind {self.kind} has {self.drafts} heads of {self.blocks} blocks; only medusa has "
+                f"such, 1 to {MAX_GAMMA} of at least 1"
+            )
         if self.hidden_size < 1:
             raise OptionError(f"the hidden size of a head is {self.hidden_size}; it must be at least 1")
         heads, groups, width = self.num_heads, self.num_kv_heads, self.head_dim
@@ -85,6 +106,11 @@ class HeadFacts:
         return self.form in ("attention", "layer")
 
     @property
+    def lm_heads(self) -> tuple[str, ...]:
+        """The names of LM heads of its own, one for each head that drafts: all are there, or none."""
+        return tuple(f"{i}.{LM_HEAD}" for i in range(self.drafts)) if self.kind == "medusa" else (LM_HEAD,)
+
+    @property
     def prefix(self) -> str:
         """Of the names of its layer's weights."""
         return "midlayer." if self.kind == "eagle" else "layer."
@@ -95,7 +121,8 @@ class HeadFile:
     """A head: ``weights`` by name, matrices [out, in] in float32, and the ids of its draft vocabulary, rising.
 
     ``vocabulary`` None: all tokens of the target. ``lm_head.weight`` is there only where the head has an LM head of
-    its own; else that of the target serves, or its rows of the draft vocabulary.
+    its own; else that of the target serves, or its rows of the draft vocabulary. So it is with the embedding of
+    EAGLE, ``embed_tokens.weight``.
     """
 
     facts: HeadFacts
@@ -104,9 +131,12 @@ class HeadFile:
 
     def __post_init__(self) -> None:
         wanted: dict[str, tuple[int, ...]] = weight_shapes(self.facts)
-        if LM_HEAD in self.weights:
-            rows = len(self.weights[LM_HEAD]) if self.vocabulary is None else len(self.vocabulary)
-            wanted[LM_HEAD] = (rows, self.facts.hidden_size)
+        heads, width = self.facts.lm_heads, self.facts.hidden_size
+        if given := [name for name in heads if name in self.weights]:
+            rows = len(self.weights[given[0]]) if self.vocabulary is None else len(self.vocabulary)
+            wanted |= dict.fromkeys(heads, (rows, width))
+        if self.facts.kind == "eagle" and EMBEDDING in self.weights:
+            wanted[EMBEDDING] = (len(self.weights[EMBEDDING]), width)
         names = self.weights.keys()
         if names != wanted.keys():
             lacks, has = listed(sorted(wanted.keys() - names)), listed(sorted(names - wanted.keys()))
@@ -123,10 +153,34 @@ class HeadFile:
         if ids is not None and (ids.ndim != 1 or not len(ids) or ids[0] < 0 or (np.diff(ids) <= 0).any()):
             raise OptionError("the draft vocabulary of a head must be token ids from 0 on, rising, at least one")
 
+    @property
+    def lm_head(self) -> NDArray[np.float32] | None:
+        """The LM head of its own of a head that drafts one token."""
+        assert self.facts.drafts == 1
+        return self.weights.get(self.facts.lm_heads[0])
+
+    def parts(self) -> tuple[HeadFile, ...]:
+        """Each head that drafts, alone: itself, but for Medusa."""
+        facts = self.facts
+        if facts.drafts == 1:
+            return (self,)
+        one = replace(facts, drafts=1)
+        return tuple(
+            HeadFile(
+                one,
+                {f"0.{name.removeprefix(mine)}": w for name, w in self.weights.items() if name.startswith(mine)},
+                self.vocabulary,
+            )
+            for mine in (f"{i}." for i in range(facts.drafts))
+        )
+
 
 def weight_shapes(facts: HeadFacts) -> dict[str, tuple[int, ...]]:
     """The weights that a head of these facts has, by name, its own LM head aside."""
     d, p = facts.hidden_size, facts.prefix
+    if facts.kind == "medusa":
+        linears = [f"{i}.{j}.linear." for i in range(facts.drafts) for j in range(facts.blocks)]
+        return {linear + name: shape for linear in linears for name, shape in (("weight", (d, d)), ("bias", (d,)))}
     shapes: dict[str, tuple[int, ...]] = {"norm.weight": (d,)}
     if not facts.attends:
         return shapes if facts.form == "none" else {"transform.weight": (d, d), **shapes}
@@ -138,6 +192,8 @@ def weight_shapes(facts: HeadFacts) -> dict[str, tuple[int, ...]]:
         shapes |= {"fc.weight": (d, 3 * d), f"{p}hidden_norm.weight": (d,)}
     for name, shape in (("q", (q, reads)), ("k", (kv, reads)), ("v", (kv, reads)), ("o", (d, q))):
         shapes[f"{p}self_attn.{name}_proj.weight"] = shape
+    if facts.qk_norm:
+        shapes |= {f"{p}self_attn.{name}_norm.weight": (facts.head_dim,) for name in "qk"}
     if facts.form == "layer":
         f = facts.intermediate_size
         shapes[f"{p}post_attention_layernorm.weight"] = (d,)
@@ -200,6 +256,17 @@ def read_head(path: str | os.PathLike[str]) -> HeadFile:
         raise CorruptModelError(f"{quoted(file)} is damaged: {error}") from error
 
 
+def is_ours(file: Path) -> bool:
+    """Whether a file says that it is a head of this format; False too for what cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy") as reader:
+            return _KEY in (reader.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
 def read_facts(path: str | os.PathLike[str]) -> HeadFacts:
     """What a head is, without its weights; raises as `read_head`."""
     return _open(_existing(path), weights=False)[0]
@@ -259,6 +326,11 @@ def _facts(file: Path, about: str) -> HeadFacts:
             **{name: said.integer(name, 0, 0) for name in sizes},
             eps=said.number("eps"),
             rope_theta=said.number("rope_theta"),
+            rope=rope.raw_items() if (rope := said.child("rope")) else {},
+            norm_before_residual=said.flag("norm_before_residual", False),
+            qk_norm=said.flag("qk_norm", False),
+            drafts=said.integer("drafts", 1, 0),
+            blocks=said.integer("blocks", 0, 0),
             target=said.text("target", ""),
             target_name=said.text("target_name", ""),
             card=card.raw_items() if (card := said.child("card")) else {},

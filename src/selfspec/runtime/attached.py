@@ -1,6 +1,6 @@
 """Trained heads beside a target: the part of the runtime's seam that runs them.
 
-A head is one layer, or a product, over states of the target, and an LM head over its draft vocabulary. It has keys
+A head is one layer, or products, over states of the target, and an LM head over its draft vocabulary. It has keys
 and values of its own, in a cache of one layer that it makes; slots, positions and cells are arguments, as in every
 pass. The mathematics are in docs/heads.md.
 """
@@ -11,20 +11,26 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from selfspec.errors import OptionError
-from selfspec.model.config import ModelConfig, Rope
+from selfspec.model.config import Layer, ModelConfig, Rope
+from selfspec.model.head_file import EMBEDDING
 from selfspec.types import namespace, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from selfspec.model.head_file import HeadFile
+    from numpy.typing import NDArray
+
+    from selfspec.model.head_file import HeadFacts, HeadFile
     from selfspec.runtime.base import Cache, Runtime
     from selfspec.types import Array, Integers, Rows
+
+
+_COMPARED = 256  # rows of an embedding
 
 
 class Likeliest(NamedTuple):
@@ -113,14 +119,21 @@ def config_of(head: HeadFile, target: ModelConfig) -> ModelConfig:
         vocab_size=target.vocab_size if head.vocabulary is None else len(head.vocabulary),
         context_length=target.context_length,
         norm_eps=facts.eps,
-        rope=Rope(facts.rope_theta),
+        rope=(rope := _rope(facts)),
+        layers=(Layer(rope=rope, qk_norm="head"),) if facts.qk_norm else (),
         dtype=target.dtype,
     )
 
 
+def _rope(facts: HeadFacts) -> Rope:
+    more: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.rope.items()}
+    return Rope(facts.rope_theta, **more)
+
+
 def parameters(head: HeadFile, target: ModelConfig) -> tuple[int, int]:
     """Weights that a row of a head reads: of the head itself, and of the LM head behind it."""
-    own = sum(weight.size for name, weight in head.weights.items() if not name.startswith("lm_head"))
+    beside = (*head.facts.lm_heads, EMBEDDING)
+    own = sum(weight.size for name, weight in head.weights.items() if name not in beside)
     rows = target.vocab_size if head.vocabulary is None else len(head.vocabulary)
     return own, rows * target.hidden_size
 
@@ -145,18 +158,34 @@ def require_fits(head: HeadFile, target: ModelConfig) -> None:
             f"the head is {facts.hidden_size} wide and this model {target.hidden_size}: it was trained for "
             "another one"
         )
-    if facts.taps[-1] > target.num_layers or (facts.kind == "exit_head" and facts.taps[0] == target.num_layers):
+    last = target.num_layers
+    if facts.taps[-1] > last or {"exit_head": facts.taps[0] == last, "medusa": facts.taps[0] < last}.get(
+        facts.kind
+    ):
         raise OptionError(
             f"the head reads after layer {facts.taps[-1]}; this model has {target.num_layers}: it was trained for "
             "another one"
         )
-    own = head.weights.get("lm_head.weight")
+    own = head.weights.get(facts.lm_heads[0])
     most = target.vocab_size if ids is None else int(ids[-1]) + 1
     if most > target.vocab_size or (ids is None and own is not None and len(own) != target.vocab_size):
         raise OptionError(
             f"the head drafts {most if ids is not None or own is None else len(own)} tokens and this model has "
             f"{target.vocab_size}: it was trained for another one"
         )
+
+
+def embedding_of(head: HeadFile, target: Runtime) -> NDArray[np.float32] | None:
+    """The embedding [V, d] that a head has of its own; None where it has none, or a copy of the target's.
+
+    A copy is told by some of its rows, within the rounding of bfloat16: a draft may be wrong, and memory is dear.
+    """
+    own = head.weights.get(EMBEDDING)
+    if own is None or len(own) < target.config.vocab_size or target.config.embedding_scale != 1.0:
+        return own
+    rows = np.linspace(0, target.config.vocab_size - 1, _COMPARED).astype(np.int64)
+    theirs = on_host(target.embed(rows.tolist()))
+    return None if np.allclose(theirs, own[rows], rtol=2.0**-7, atol=1e-7) else own
 
 
 def identity_of(runtime: Runtime) -> str:

@@ -136,6 +136,16 @@ class Runtime(ABC):
         """
         raise OptionError(f"the runtime {self.name} runs no trained heads; use cpu or torch")
 
+    def attach_module(self) -> Attached:
+        """The multi-token module that came with this model (`selfspec.model.mtp`), ready to run.
+
+        Raises
+        ------
+        OptionError
+            None came with it, or the runtime runs none.
+        """
+        raise OptionError(f"the runtime {self.name} runs no multi-token modules; use runtime torch")
+
     @abstractmethod
     def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:
         """Hidden states [R, d] that enter layer 0.

@@ -16,6 +16,7 @@ from selfspec.model.config import DTYPE_BYTES
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.cores import available_processors
 from selfspec.runtime.cpu_attached import CpuAttached, Place
+from selfspec.runtime.cpu_blocks import CpuBlocks
 from selfspec.runtime.cpu_model import active_bytes, built, packed, precision_of, require_supported
 from selfspec.runtime.packing import BITS, Packed, native
 from selfspec.runtime.parts import head_of, part_of, parts_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from selfspec.model.config import ModelConfig
     from selfspec.model.head_file import HeadFile
+    from selfspec.runtime.attached import Attached
     from selfspec.types import Integers, LayerPlan, Rows, SubLayer
 
     Floats = NDArray[np.float32]
@@ -201,9 +203,10 @@ class CpuRuntime(Runtime):
                 if role.endswith("norm"):
                     yield part.key, np.asarray(self._weights[part.key])
 
-    def attach(self, head: HeadFile, bits: int | None = None) -> CpuAttached:
+    def attach(self, head: HeadFile, bits: int | None = None) -> Attached:
         """See `Runtime.attach`; 8 bits by default, whatever the model has."""
-        return CpuAttached(head, self, self._head, bits, Place(self.kernels, self.threads, self.kv))
+        kind = CpuBlocks if head.facts.form == "blocks" else CpuAttached
+        return kind(head, self, self._head, bits, Place(self.kernels, self.threads, self.kv))
 
     def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Floats:
         """Hidden states [R, d] that enter layer 0."""

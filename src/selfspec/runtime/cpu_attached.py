@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from selfspec.model.head_file import LM_HEAD
-from selfspec.runtime.attached import Attached
+from selfspec.runtime.attached import Attached, embedding_of
 from selfspec.runtime.packing import BITS, KIND_OF_BITS, PRECISIONS, native, pack
 from selfspec.runtime.rotary import inverse_frequencies
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from selfspec.runtime.base import Cache
     from selfspec.runtime.cpu import CpuRuntime
     from selfspec.runtime.packing import Packed
-    from selfspec.types import Array, Rows
+    from selfspec.types import Array, Integers, Rows
 
     Floats = NDArray[np.float32]
 
@@ -48,10 +47,12 @@ class CpuAttached(Attached):
         self._target, self._place = target, place
         c, prefix, weights = self.config, head.facts.prefix, head.weights
         sizes = (1, c.hidden_size, c.intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim, c.vocab_size)
-        turn = (inverse_frequencies(c.rope, c.head_dim), False, 1.0)
+        turn = (inverse_frequencies(c.rope, c.head_dim), False, c.rope.attention_factor)
         self._model = native().Model(sizes, c.norm_eps, [turn], place.kernels, place.threads)
         self._is_eagle = head.facts.kind == "eagle"
-        self._model.set_facts(0, {"rope": 0, "scale": c.head_dim**-0.5, "beside": self._is_eagle})
+        self._model.set_facts(
+            0, {"rope": 0, "scale": c.head_dim**-0.5, "beside": self._is_eagle, "norm_heads": True}
+        )
         self.weight_bytes = 0
         for role, name in _PRODUCTS.items():
             if (weight := weights.get(f"{prefix}{name}.weight")) is not None:
@@ -62,11 +63,17 @@ class CpuAttached(Attached):
         own_norm = "hidden_norm" if self._is_eagle else "input_layernorm"
         norms = {"attention": own_norm, "mlp": "post_attention_layernorm"}
         norms |= {"beside": "input_layernorm"} if self._is_eagle else {}
+        norms |= {name: f"self_attn.{name}_norm" for name in "qk"}
+        self._embedding, self._before = embedding_of(head, target), None
+        if head.facts.norm_before_residual:  # the core norms what attention reads, and adds to what is not normed
+            self._before = weights[f"{prefix}{norms.pop('attention')}.weight"]
+        self.weight_bytes += 0 if self._embedding is None else self._embedding.nbytes
         for role, name in norms.items():
             if (weight := weights.get(f"{prefix}{name}.weight")) is not None:
                 self._model.set_norm(0, role, weight, None)
         self._model.set_norm(0, "final", weights["norm.weight"], None)
-        self._set("head", self._lm_head(head, lm_head, kind), is_held=lm_head)
+        rows = lm_head_of(head.lm_head, self.vocabulary, lm_head, kind)
+        self._set("head", rows, is_held=lm_head)
         steps = {"attention": (0,), "layer": (0, 1)}.get(head.facts.form, ())
         self._steps = np.asarray(steps, dtype=np.int64)
         self._places = np.full(len(steps), -1, dtype=np.int64)
@@ -76,14 +83,6 @@ class CpuAttached(Attached):
         """Give the core a matrix, and count it unless the target holds it already."""
         self._model.set_linear(0, role, matrix.matrix(), None)
         self.weight_bytes += 0 if matrix is is_held else matrix.data.nbytes
-
-    def _lm_head(self, head: HeadFile, target: Packed, kind: str) -> Packed:
-        """The LM head: its own, or rows of the target's, in no more bits than the head."""
-        if LM_HEAD in head.weights:
-            return pack(head.weights[LM_HEAD], kind)
-        if BITS[PRECISIONS[target.kind]] > BITS[PRECISIONS[kind]]:
-            return pack(target.unpack(self.vocabulary), kind)
-        return target if self.vocabulary is None else target.take(self.vocabulary)
 
     def features(self, states: Array) -> Floats:
         """See `Attached.features`."""
@@ -98,12 +97,19 @@ class CpuAttached(Attached):
         out = np.array(entering, dtype=np.float32, order="C")
         if self.facts.form == "none":
             return out
+        if self._before is not None:
+            out *= self._before / np.sqrt(
+                (out * out).mean(axis=1, keepdims=True) + np.float32(self.config.norm_eps)
+            )
         if not len(self._steps):
             self._model.transformed(_floats(entering), out, True)
             return out
         assert cache is not None
         where = (np.ascontiguousarray(rows.slots), np.ascontiguousarray(rows.positions), None)
-        beside = self._target.embed(tokens) if self._is_eagle else None
+        beside = None
+        if self._is_eagle:
+            own = self._embedding
+            beside = self._target.embed(tokens) if own is None else _floats(own[np.asarray(tokens)])
         plan = (self._steps, self._places, self._no_taps, 0)
         self._model.run(out, plan, where, cache.native, beside)  # type: ignore[attr-defined]
         return out
@@ -127,6 +133,15 @@ class CpuAttached(Attached):
         from selfspec.runtime.rings import Rings
 
         return CpuCache(self.config, (slots, length), self._place.kv, Rings.of(self.config, 0))
+
+
+def lm_head_of(own: Floats | None, vocabulary: Integers | None, target: Packed, kind: str) -> Packed:
+    """The LM head of a head: its own, or rows of the target's, in no more bits than ``kind`` has."""
+    if own is not None:
+        return pack(own, kind)
+    if BITS[PRECISIONS[target.kind]] > BITS[PRECISIONS[kind]]:
+        return pack(target.unpack(vocabulary), kind)
+    return target if vocabulary is None else target.take(vocabulary)
 
 
 def _floats(array: Any) -> Floats:

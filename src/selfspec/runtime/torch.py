@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 
-from selfspec.errors import CorruptModelError, OptionError, UnsupportedModelError
+from selfspec.errors import OptionError, UnsupportedModelError
 from selfspec.model.families import config_from_hf, family_of, weight_shapes, weights_by_role, with_layout_of
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.parts import part_of
@@ -25,7 +26,7 @@ from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.runtime.states import BLOCK
 from selfspec.runtime.torch_block import Block, Norm, norm_of
 from selfspec.runtime.torch_cache import FEWER, TorchCache, memory_for
-from selfspec.runtime.torch_names import device_of, dtype_of
+from selfspec.runtime.torch_names import device_of, dtype_of, read_tensors
 from selfspec.runtime.torch_objects import base_of, is_torchao, tensors_of
 from selfspec.runtime.torch_placement import Placement, Turn
 from selfspec.runtime.torch_quantised import BITS, quantise, saved
@@ -63,6 +64,7 @@ class TorchRuntime(Runtime):
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
         self.config = config
         self.weights = weights
+        self.module: Callable[[], Mapping[str, Tensor]] | None = None  # reads the multi-token module
         ends = self._tensors(None)
         self._embedding = ends["embedding"]
         self._positions = ends.get("positions")
@@ -93,35 +95,33 @@ class TorchRuntime(Runtime):
 
     @classmethod
     def load(
-        cls, config: ModelConfig, files: Mapping[str, Any], dtype: str | None = None, device: str = "auto"
+        cls,
+        config: ModelConfig,
+        files: Mapping[str, Any],
+        dtype: str | None = None,
+        device: str = "auto",
+        module_files: Mapping[str, Any] | None = None,
     ) -> TorchRuntime:
         """Read weights from safetensors ``files`` (canonical name -> path), each converted to ``dtype``.
 
         ``dtype`` None keeps the stored precision; int8 and int4 are those of the matrices alone (torchao), the rest
-        is in bfloat16 or as stored, if that is as narrow. Raises OptionError for an unknown dtype or device, and as
+        is in bfloat16 or as stored, if that is as narrow. ``module_files`` has the weights of a multi-token module,
+        which are read when somebody drafts with it. Raises OptionError for an unknown dtype or device, and as
         `torch_quantised.quantise`.
         """
         stored = config.dtype if dtype is None else dtype
         narrow = dtype if dtype in BITS else None
         if narrow:
             stored = config.dtype if config.dtype in ("bfloat16", "float16") else "bfloat16"
-        from safetensors import SafetensorError, safe_open
-
-        chosen = dtype_of(stored)
-        target = device_of(device)
-        weights: dict[str, Tensor] = {}
+        chosen, target = dtype_of(stored), device_of(device)
         with memory_for(f"{config.parameters:,} weights in {chosen}; use a lower dtype or a smaller model"):
-            for path in sorted(set(files.values())):
-                try:
-                    with safe_open(path, framework="pt", device=str(target)) as reader:
-                        for name in (n for n, p in files.items() if p == path):
-                            weights[name] = reader.get_tensor(name).to(chosen)
-                except SafetensorError as error:
-                    raise CorruptModelError(f"{str(path)!r} cannot be read ({error}); download it again") from error
+            weights = read_tensors(files, chosen, target)
             if narrow:
                 quantise(config, weights, narrow)
         made = cls(config, weights)
         made.precision = narrow or made.precision
+        if module_files:
+            made.module = partial(read_tensors, module_files, chosen, target)
         return made
 
     @property
@@ -223,10 +223,27 @@ class TorchRuntime(Runtime):
     def attach(self, head: HeadFile, bits: int | None = None) -> Attached:
         """See `Runtime.attach`: in the precision of the weights."""
         from selfspec.runtime.torch_attached import TorchAttached
+        from selfspec.runtime.torch_blocks import TorchBlocks
 
         if bits is not None:
             raise OptionError(f"head_bits is {bits}, but torch runs heads in its own precision: leave it out")
+        if head.facts.form == "blocks":
+            return TorchBlocks(head, self, self._norm, self._head)
         return TorchAttached(head, self, self._embedding, self._head)
+
+    def attach_module(self) -> Attached:
+        """See `Runtime.attach_module`: in the precision of the weights."""
+        from selfspec.runtime.torch_mtp import TorchMtp
+
+        if self.module is None:
+            raise OptionError(
+                f"no multi-token module (mtp.*) came with this {self.config.family} model: give the folder of a "
+                "checkpoint that has one, which transformers leaves out of its models; or another drafter"
+            )
+        tensors = self.module()
+        kinds = [layer for layer in map(self.config.layer, range(self.config.num_layers)) if layer.attends]
+        turn = self._turn(kinds[0].rope) if kinds else None
+        return TorchMtp(self, tensors, self._norm, self._head, turn)
 
     @contextmanager
     def pass_of(self, what: str) -> Iterator[None]:

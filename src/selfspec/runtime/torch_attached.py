@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 
-from selfspec.model.head_file import LM_HEAD
-from selfspec.runtime.attached import Attached
+from selfspec.model.head_file import EMBEDDING, LM_HEAD
+from selfspec.runtime.attached import Attached, embedding_of
 from selfspec.runtime.products import linear
 from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.runtime.torch_block import Block, Norm
@@ -35,13 +36,19 @@ class TorchAttached(Attached):
     def __init__(self, head: HeadFile, target: TorchRuntime, like: Tensor, lm_head: Tensor) -> None:
         super().__init__(head, target)
         self._target, self._like = target, like
-        tensors = {name: torch.from_numpy(weight).to(like) for name, weight in head.weights.items()}
+        own_embedding = embedding_of(head, target)
+        tensors = {
+            name: torch.from_numpy(weight).to(like)
+            for name, weight in head.weights.items()
+            if name != EMBEDDING or own_embedding is not None
+        }
         prefix = head.facts.prefix
         self._norm = self._normed(tensors["norm.weight"])
         self._transform = tensors.get("transform.weight")
         self._fc = tensors.get("fc.weight")
         own = {role: tensors.get(f"{prefix}{name}.weight") for name, role in _ROLES.items()}
         roles = {role: tensor for role, tensor in own.items() if tensor is not None}
+        roles |= {f"{n}_norm": tensors[f"{prefix}self_attn.{n}_norm.weight"] for n in "qk" if head.facts.qk_norm}
         if (after := tensors.get(f"{prefix}post_attention_layernorm.weight")) is not None:
             roles["mlp_norm"] = after
         before, beside = (tensors.get(f"{prefix}{name}.weight") for name in ("input_layernorm", "hidden_norm"))
@@ -54,6 +61,7 @@ class TorchAttached(Attached):
         turn = Turn(self.config.rope, frequencies.to(like.device))
         self._block = Block(self.config, 0, roles, turn) if head.facts.attends else None
         rows = tensors.pop(LM_HEAD, None)
+        self._embedding = tensors.get(EMBEDDING)
         if rows is None and self.vocabulary is not None:
             rows = lm_head[torch.from_numpy(self.vocabulary).to(like.device)]
         self._head = lm_head if rows is None else rows
@@ -80,10 +88,18 @@ class TorchAttached(Attached):
             reads = entering
             if self._halves is not None:
                 token, feature = self._halves
-                reads = torch.cat((token(self._target.embed(tokens)), feature(entering)), dim=-1)
+                normed = feature(entering)
+                reads = torch.cat((token(self._embedded(tokens)), normed), dim=-1)
+                entering = normed if self.facts.norm_before_residual else entering
             placement = Placement(rows, cache, entering.dtype, self._like.device)
             hidden = entering + self._block.attention(reads, placement, cache.store(0))
             return hidden + self._block.mlp(hidden) if self.facts.form == "layer" else hidden
+
+    def _embedded(self, tokens: Sequence[int]) -> Array:
+        """By its own embedding, if it has one."""
+        if self._embedding is None:
+            return self._target.embed(tokens)
+        return F.embedding(torch.tensor(tokens, device=self._like.device), self._embedding)
 
     def logits(self, states: Array) -> Array:
         """See `Attached.logits`: as the target's own, a NumPy array where the weights are on a CPU."""

@@ -61,18 +61,14 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True)
-class HeadOptions(TrainingOptions):
-    """The flags that both kinds of heads have in training."""
+class StatesOptions(TrainingOptions):
+    """The flags of training that reads the model's states along the data."""
 
-    vocabulary: int = option(8192, "Tokens that a draft may use, the most frequent in the answers; 0 is all.")
     features: str | None = option(None, "Folder for the states of the data.  [default: features in --out]")
     disk_budget: str = option("20G", "Most bytes for them (K, M, G, T); what does not fit is run anew every time.")
-    init: str | None = option(None, "Begin with the weights of this head file.")
-    int8: bool = option(False, "Write the matrices of the head in 8 bits.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_least(self, vocabulary=0)
         assert self.budget_bytes >= 0
 
     @property
@@ -82,6 +78,19 @@ class HeadOptions(TrainingOptions):
         if found is None:
             raise OptionError(f"disk_budget is {self.disk_budget!r}; it must be bytes such as 500M or 20G")
         return int(float(found[1]) * _BYTES[found[2]])
+
+
+@dataclass(frozen=True)
+class HeadOptions(StatesOptions):
+    """The flags that all kinds of heads have in training."""
+
+    vocabulary: int = option(8192, "Tokens that a draft may use, the most frequent in the answers; 0 is all.")
+    init: str | None = option(None, "Begin with the weights of this head file.")
+    int8: bool = option(False, "Write the matrices of the head in 8 bits.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_least(self, vocabulary=0)
 
 
 @dataclass(frozen=True)
@@ -114,6 +123,23 @@ class EagleOptions(HeadOptions):
         if len(found) not in (0, 3):
             raise OptionError(f"taps is {self.taps!r}; it must be three layers such as 2,15,27")
         return found
+
+
+@dataclass(frozen=True)
+class MedusaOptions(HeadOptions):
+    """The flags of ``selfspec train medusa``."""
+
+    heads: int = option(4, "How many heads: that many tokens can a draft have.")
+    blocks: int = option(1, "Residual blocks of each head.")
+    decay: float = option(0.8, "Weight of a head ÷ that of the one before.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_least(self, heads=1, blocks=1)
+        if self.heads > MAX_GAMMA:
+            raise OptionError(f"heads is {self.heads}; it must be at most {MAX_GAMMA}")
+        if not 0.0 < self.decay <= 1.0:
+            raise OptionError(f"decay is {self.decay}; it must be above 0 and at most 1")
 
 
 @dataclass(frozen=True)
@@ -214,6 +240,52 @@ class LayerSkipOptions(TrainingOptions):
     def over_time(self) -> str:
         """How dropout changes."""
         return self.dropout_over_time or ("exponential" if self.scratch else "constant")
+
+
+@dataclass(frozen=True)
+class DistillOptions(StatesOptions):
+    """The flags of ``selfspec train distill``."""
+
+    layers: str = option(
+        "",
+        "How many layers of the model the draft has, evenly chosen, first and last kept; or which: 0,1,15,29.",
+    )
+    kl: float = option(1.0, "Weight of the divergence from the model's distributions.")
+    ce: float = option(0.1, "Weight of the cross entropy of the answers' tokens.")
+    store: str = option("bfloat16", "Precision of the draft's weights: bfloat16, float16 or float32.")
+    learning_rate: float = inherited(TrainingOptions, "learning_rate", 5e-4)
+    checkpoint_minutes: float = inherited(TrainingOptions, "checkpoint_minutes", 15.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.store not in STORED:
+            raise OptionError(f"store is {self.store!r}; it must be one of {', '.join(STORED)}")
+        for name in ("kl", "ce"):
+            if not 0.0 <= getattr(self, name) < float("inf"):
+                raise OptionError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if self.kl + self.ce <= 0.0:
+            raise OptionError("kl and ce are 0, so nothing would be learned; one of them must be above 0")
+        if not _integers("layers", self.layers):
+            raise OptionError("no layers; give --layers, a number such as 6, or which of them: 0,1,15,29")
+
+    def chosen(self, num_layers: int) -> tuple[int, ...]:
+        """The layers of a model of so many that the draft begins with.
+
+        Raises OptionError for those that it does not have, or all of them.
+        """
+        found = _integers("layers", self.layers)
+        if len(found) == 1 and "," not in self.layers:
+            if not 1 <= found[0] < num_layers:
+                raise OptionError(
+                    f"layers is {found[0]}; this model has {num_layers}, so a draft must have 1 to {num_layers - 1}"
+                )
+            steps = max(1, found[0] - 1)
+            return tuple((2 * i * (num_layers - 1) + steps) // (2 * steps) for i in range(found[0]))
+        if list(found) != sorted(set(found)) or found[-1] >= num_layers or len(found) == num_layers:
+            raise OptionError(
+                f"layers is {self.layers!r}; it must be some of 0 to {num_layers - 1}, rising, each once"
+            )
+        return found
 
 
 def _integers(name: str, text: str) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from selfspec.train.heads.corpus import Sample
     from selfspec.train.heads.features import Reader
     from selfspec.train.heads.losses import Teacher
-    from selfspec.train.heads.modules import Eagle, ExitHead
+    from selfspec.train.heads.modules import Head
     from selfspec.types import Integers
 
 
@@ -49,7 +49,7 @@ class Acceptance(NamedTuple):
 
 
 @dataclass
-class _Sums:
+class Sums:
     """By position: the weight with which decoding comes there, and that with which it goes on."""
 
     came: Tensor
@@ -57,9 +57,14 @@ class _Sums:
     tokens: int = 0
 
     @classmethod
-    def of(cls, steps: int) -> _Sums:
+    def of(cls, steps: int) -> Sums:
         """Nothing yet."""
         return cls(torch.zeros(steps, dtype=torch.float64), torch.zeros(steps, dtype=torch.float64))
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """What it comes to."""
+        return Acceptance(tuple((self.went / self.came.clamp_min(1e-300)).tolist()), self.tokens)
 
 
 class HeldOut:
@@ -76,22 +81,21 @@ class HeldOut:
     def __len__(self) -> int:
         return sum(sample.drafted for sample in self._samples)
 
-    def measure(self, modules: Mapping[str, ExitHead | Eagle], steps: int) -> dict[str, dict[str, Acceptance]]:
+    def measure(self, modules: Mapping[str, Head], steps: int) -> dict[str, dict[str, Acceptance]]:
         """For each head: "greedy" and "sampled", of the texts that are."""
-        sums: dict[tuple[str, str], _Sums] = {}
+        sums: dict[tuple[str, str], Sums] = {}
         with torch.no_grad():
             for index, sample in enumerate(self._samples):
-                laws = _Laws(self._target(index), self._vocabulary, sample)
+                laws = Laws(self._target(index), self._vocabulary, sample)
                 kind = "sampled" if sample.temperature > 0.0 else "greedy"
                 for name, module in modules.items():
-                    pack = self._packer([index], module.facts.kind == "eagle").of(module.facts.taps)
-                    added = sums.setdefault((name, kind), _Sums.of(steps))
+                    pack = self._packer([index], module.facts.kind).of(module.facts.taps)
+                    added = sums.setdefault((name, kind), Sums.of(steps))
                     added.tokens += sample.drafted
-                    _follow(added, [states @ self._head.T for states in module(pack, steps)], laws)
+                    follow(added, [states @ self._head.T for states in module(pack, steps)], laws)
         found: dict[str, dict[str, Acceptance]] = {name: {} for name in modules}
         for (name, kind), total in sums.items():
-            alphas = (total.went / total.came.clamp_min(1e-300)).tolist()
-            found[name][kind] = Acceptance(tuple(alphas), total.tokens)
+            found[name][kind] = total.acceptance
         return found
 
     def _target(self, index: int) -> Tensor:
@@ -101,7 +105,7 @@ class HeldOut:
         return torch.from_numpy(np.concatenate(parts)).to(self._head.device)
 
 
-class _Laws:
+class Laws:
     """Of one text: chance of acceptance, and of going on along the text, for a head's logits [m, D]."""
 
     def __init__(self, target: Tensor, vocabulary: Tensor, sample: Sample) -> None:
@@ -127,7 +131,7 @@ class _Laws:
         return overlap.double(), (drafted / self._said[first:].clamp_min(1e-30)).clamp_max(1.0).double()
 
 
-def _follow(sums: _Sums, logits: Sequence[Tensor], laws: _Laws) -> None:
+def follow(sums: Sums, logits: Sequence[Tensor], laws: Laws) -> None:
     """Add what drafts from every place of a text come to."""
     weight: Tensor | None = None
     for step, found in enumerate(logits):

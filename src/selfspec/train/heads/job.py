@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shlex
 from dataclasses import asdict, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,27 +16,27 @@ from selfspec.errors import OptionError
 from selfspec.model.head_file import HeadFile, read_head, write_head
 from selfspec.runtime.attached import identity_of
 from selfspec.train.data import draft_vocabulary, read_data
-from selfspec.train.heads import features
 from selfspec.train.heads.claim import FREE, claim, run_begun
 from selfspec.train.heads.corpus import corpus_of
 from selfspec.train.heads.heldout import HeldOut
+from selfspec.train.heads.kept import KeptStates
 from selfspec.train.heads.learner import Learner
 from selfspec.train.heads.packer import Packer
 from selfspec.train.heads.progress import History
 from selfspec.train.heads.start import started
-from selfspec.train.heads.target import Sizes, default_taps, facts_of, teacher_of
+from selfspec.train.heads.target import Sizes, default_taps, facts_of, medusa_facts, teacher_of
 from selfspec.train.heads.trainer import Job
-from selfspec.train.options import EagleOptions, ExitHeadOptions, HeadOptions
+from selfspec.train.options import EagleOptions, ExitHeadOptions, HeadOptions, MedusaOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
     from selfspec.engine import Engine
     from selfspec.model.head_file import HeadFacts
     from selfspec.train.heads.corpus import Corpus
-    from selfspec.train.heads.modules import Eagle, ExitHead
+    from selfspec.train.heads.modules import Head
     from selfspec.train.heads.progress import Progress
 
 # what a later sitting may ask otherwise and still go on
@@ -45,7 +44,7 @@ _FREE = {*FREE, "features", "disk_budget", "int8", "init"}
 _POSITIONS = 5  # of a draft that are measured, or as many as there are steps
 
 
-class Setup:
+class Setup(KeptStates):
     """A run of one kind of head, in the folder ``out``.
 
     Raises
@@ -53,6 +52,8 @@ class Setup:
     OptionError
         Options that do not fit the model or the data, or a folder that holds another run.
     """
+
+    options: HeadOptions
 
     def __init__(self, engine: Engine, options: HeadOptions, out: Path) -> None:
         self.engine, self.options, self.out = engine, options, out
@@ -84,6 +85,8 @@ class Setup:
             taps = options.tap_layers or default_taps(engine.config.num_layers)
             sizes = Sizes(intermediate=options.intermediate)
             return {"eagle": facts_of(engine.runtime, "eagle", taps, sizes, **about)}
+        if isinstance(options, MedusaOptions):
+            return {"medusa": medusa_facts(engine.runtime, options.heads, options.blocks, **about)}
         assert isinstance(options, ExitHeadOptions)
         sizes = Sizes(options.form)
         return {f"exit-{k}": facts_of(engine.runtime, "exit_head", (k,), sizes, **about) for k in options.exits}
@@ -116,44 +119,11 @@ class Setup:
             **asked,
         }  # fmt: skip
 
-    # -- states ------------------------------------------------------------------------------------------
-
-    @cached_property
-    def reader(self) -> features.Reader:
-        """Runs the target, with the taps of all heads."""
-        taps = sorted({tap for facts in self.facts.values() for tap in facts.taps})
-        return features.Reader(self.engine.runtime, taps)
-
-    @cached_property
-    def folder(self) -> Path:
-        """Where states are kept."""
-        return Path(self.options.features) if self.options.features else self.out / "features"
-
-    @cached_property
-    def plan(self) -> features.Plan:
-        """What keeping the states of the training texts takes."""
-        lengths = [len(sample.tokens) for sample in self.corpus.training]
-        width = self.engine.config.hidden_size
-        return features.planned(self.reader, lengths, width, self.options.budget_bytes, self.folder)
-
-    @cached_property
-    def states(self) -> features.Shards | features.Anew:
-        """On disk if they fit."""
-        texts = [sample.tokens for sample in self.corpus.training]
-        if not self.plan.fits:
-            return features.Anew(self.reader, texts)
-        runtime = self.engine.runtime
-        identity = {
-            "model": self.engine.fingerprint, "taps": self.reader.taps, "runtime": runtime.name,
-            "precision": runtime.precision, "format": 1,
-        }  # fmt: skip
-        return features.Shards(self.folder, identity, self.reader, texts)
-
-    def make_states(self, tell: Callable[[int], None]) -> None:
-        """Run the target over what is missing; ``tell`` gets rows as they are done."""
-        if isinstance(self.states, features.Shards):
-            for index in self.states.missing:
-                tell(self.states.make(index))
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Those of all heads; the states after the last layer are there anyway."""
+        last = self.engine.config.num_layers
+        return tuple(sorted({tap for facts in self.facts.values() for tap in facts.taps} - {last}))
 
     # -- the job -----------------------------------------------------------------------------------------
 
@@ -165,14 +135,18 @@ class Setup:
         steps, decay, rolling = 1, 1.0, 1.0
         if isinstance(options, EagleOptions):
             steps, decay, rolling = options.steps, options.decay, options.rolling
+        if isinstance(options, MedusaOptions):
+            steps, decay = options.heads, options.decay
         packer = Packer(runtime, self.corpus.training, self.states, teacher)
-        held_out, positions = self._held_out(teacher), max(_POSITIONS, steps)
+        (kind,) = {facts.kind for facts in self.facts.values()}
+        positions = steps if kind == "medusa" else max(_POSITIONS, steps)
+        held_out = self._held_out(teacher)
         return Job(
             options,
             self.out,
             Learner(heads, teacher.head, steps, decay),
             self.corpus,
-            lambda texts, _progress, _share: packer(texts, isinstance(options, EagleOptions), rolling),
+            lambda texts, _progress, _share: packer(texts, kind, rolling),
             None if held_out is None else lambda: held_out.measure(heads, positions),
             lambda progress: self._write(heads, progress),
         )
@@ -181,7 +155,7 @@ class Setup:
         kept = self.corpus.evaluated(self.options.held_out_tokens)
         return HeldOut(self.engine.runtime, kept, self.reader, teacher, self.vocabulary) if kept else None
 
-    def _module(self, facts: HeadFacts) -> ExitHead | Eagle:
+    def _module(self, facts: HeadFacts) -> Head:
         """From --init, else from the target."""
         module = started(facts, self.engine.runtime, self.options.seed)
         if (given := self._first_weights) is not None:
@@ -195,7 +169,7 @@ class Setup:
         """The file of a head."""
         return self.out / f"{name}.safetensors"
 
-    def _write(self, heads: dict[str, ExitHead | Eagle], progress: Progress) -> None:
+    def _write(self, heads: dict[str, Head], progress: Progress) -> None:
         told = [line for line in History.read(self.out / "history.jsonl") if line["kind"] == "evaluation"]
         for name, module in heads.items():
             alphas = told[-1]["heads"].get(name, {}) if told else {}
@@ -226,8 +200,8 @@ class Setup:
 
 def command_of(options: HeadOptions) -> str:
     """The command with what differs from the defaults; folders are named without their places."""
-    verb = "eagle" if isinstance(options, EagleOptions) else "exit-head"
-    words = ["selfspec", "train", verb]
+    verbs = {EagleOptions: "eagle", MedusaOptions: "medusa", ExitHeadOptions: "exit-head"}
+    words = ["selfspec", "train", verbs[type(options)]]
     for f in fields(options):
         value = getattr(options, f.name)
         if value == f.default or f.name in {"features", "disk_budget"}:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from selfspec.train.heads.modules import Eagle, ExitHead
+    from selfspec.train.heads.modules import Head
     from selfspec.train.heads.packs import Pack
 
 
@@ -37,21 +37,22 @@ class Losses(NamedTuple):
 class Learner(nn.Module):
     """Heads that learn together, each for itself.
 
-    The means of the ``steps`` of the training-time test are added with the weights 1, decay, decay ** 2, ...
+    The means of the ``steps`` of the training-time test, or of Medusa's heads, are added with the weights 1, decay,
+    decay ** 2, ...
     """
 
-    def __init__(self, heads: Mapping[str, ExitHead | Eagle], head: Tensor, steps: int, decay: float) -> None:
+    def __init__(self, heads: Mapping[str, Head], head: Tensor, steps: int, decay: float) -> None:
         super().__init__()
         self.heads = nn.ModuleDict(dict(heads))
         self._head, self._steps, self._decay = head, steps, decay
 
     @property
-    def by_name(self) -> dict[str, ExitHead | Eagle]:
+    def by_name(self) -> dict[str, Head]:
         """The heads."""
-        return cast("dict[str, ExitHead | Eagle]", dict(self.heads.items()))
+        return cast("dict[str, Head]", dict(self.heads.items()))
 
     @property
-    def parts(self) -> Sequence[ExitHead | Eagle]:
+    def parts(self) -> Sequence[Head]:
         """The same; each is clipped for itself."""
         return list(self.by_name.values())
 

@@ -40,6 +40,11 @@ class Teacher:
             rows, normalisers = _expectations(read, self.head)
             return Expected(rows, normalisers - (read * rows).sum(-1))
 
+    def law(self, states: Tensor) -> Tensor:
+        """The logarithms of its probabilities [R, D] at ``states`` [R, d], those after its last layer."""
+        with torch.no_grad():
+            return torch.log_softmax(self._norm(states) @ self.head.T, dim=-1)
+
 
 def cross_entropy(states: Tensor, head: Tensor, expected: Tensor) -> Tensor:
     """Cross entropy [R] of normed ``states`` [R, d] to laws under which the ``head`` has the means ``expected``.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 from torch import nn
 
+from selfspec.runtime.torch_block import Norm as TargetNorm
 from selfspec.train.heads.attention import attend, turned
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from selfspec.model.config import NormKind
     from selfspec.model.head_file import HeadFacts
     from selfspec.train.heads.packs import Pack
 
@@ -154,6 +156,59 @@ class Eagle(nn.Module):
         return found
 
 
-def module_of(facts: HeadFacts) -> ExitHead | Eagle:
+class ResidualBlock(nn.Module):
+    """x + SiLU(W x + b)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, d] -> [R, d]."""
+        found: Tensor = x + F.silu(self.linear(x))
+        return found
+
+
+class Medusa(nn.ModuleList):
+    """Medusa (arXiv 2401.10774): heads side by side on what the target's LM head reads.
+
+    The row of position j is where the token j + 1 was said; head i says the token j + 2 + i. `read_by` gives the
+    norm before the target's LM head, which is none of the weights.
+    """
+
+    def __init__(self, facts: HeadFacts) -> None:
+        size = facts.hidden_size
+        super().__init__(
+            nn.Sequential(*(ResidualBlock(size) for _ in range(facts.blocks))) for _ in range(facts.drafts)
+        )
+        self.facts = facts
+        self._norm: tuple[NormKind, float] | None = None
+        self.weight: Tensor
+        self.bias: Tensor | None
+
+    def read_by(self, norm: TargetNorm) -> None:
+        """Norm what is read as the target does."""
+        self._norm = (norm.kind, norm.eps)
+        self.register_buffer("weight", norm.weight, persistent=False)
+        self.register_buffer("bias", norm.bias, persistent=False)
+
+    def forward(self, pack: Pack, steps: int = 1) -> list[Tensor]:
+        """States [M_s, d] of the tokens that each of the first heads says; the states of the pack are [N, 1, d].
+
+        What stands for a step of a roll-out is the next head: all of a draft read the row that it begins with.
+        """
+        states = pack.states[:, 0]
+        if self._norm is not None:
+            states = TargetNorm(*self._norm, self.weight, self.bias)(states)
+        heads = list(self)
+        assert steps <= len(heads)
+        return [heads[i](states[pack.asked(i) - i]) for i in range(steps)]
+
+
+Head: TypeAlias = ExitHead | Eagle | Medusa
+
+
+def module_of(facts: HeadFacts) -> Head:
     """The module of a head of these facts, with random weights."""
-    return Eagle(facts) if facts.kind == "eagle" else ExitHead(facts)
+    kinds: dict[str, type[Head]] = {"eagle": Eagle, "medusa": Medusa, "exit_head": ExitHead}
+    return kinds[facts.kind](facts)

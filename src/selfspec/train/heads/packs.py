@@ -4,7 +4,7 @@ A text of T tokens with a prompt of P has n = T - P - 1 tokens that a head may d
 [P + 1, T). (Token P comes from the prefill.) A head has a row for each, and before them rows that are only attended
 to: an exit head's row i reads the states at position i and predicts token i + 1, EAGLE's row j reads the features
 of position j and the token j + 1 and predicts token j + 2. So the rows of an exit head are [0, T - 1), the first
-asked P; those of EAGLE [0, T - 2), the first asked P - 1.
+asked P; those of EAGLE [0, T - 2), the first asked P - 1. Medusa has the same rows as EAGLE.
 """
 
 from __future__ import annotations

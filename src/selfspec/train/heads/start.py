@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from selfspec.train.heads.modules import Eagle, ExitHead, module_of
+from selfspec.train.heads.modules import Eagle, Medusa, module_of
 from selfspec.train.heads.target import final_norm, weight
 
 if TYPE_CHECKING:
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
     from selfspec.model.head_file import HeadFacts
     from selfspec.runtime.base import Runtime
-    from selfspec.train.heads.modules import Layer
+    from selfspec.train.heads.modules import Head, Layer
 
 _SMALL = 0.02  # standard deviation of weights that the target has no like of
 
 
-def started(facts: HeadFacts, runtime: Runtime, seed: int) -> ExitHead | Eagle:
+def started(facts: HeadFacts, runtime: Runtime, seed: int) -> Head:
     """A head that is worth something before it has learned anything.
 
     An exit head begins as nothing on top of its states ("linear": zero; "attention": zero output), a "layer" as
     the target's layer k. EAGLE's layer begins as the target's layer after the highest states, which it reads alone:
     ``fc`` passes them on, and the halves of queries, keys and values for the embedding are zero. The norm is the
-    target's.
+    target's. A head of Medusa begins as the target's own LM head, its blocks add nothing.
     """
     torch.manual_seed(seed)
     module = module_of(facts)
@@ -34,6 +34,11 @@ def started(facts: HeadFacts, runtime: Runtime, seed: int) -> ExitHead | Eagle:
             if parameter.ndim == 2:
                 parameter.normal_(std=_SMALL)
         norm = final_norm(runtime)
+        if isinstance(module, Medusa):
+            for parameter in module.parameters():
+                parameter.zero_()
+            module.read_by(norm)
+            return module
         module.norm.weight.copy_(_multiplied(norm.weight, norm.kind))
         if isinstance(module, Eagle):
             _copy_layer(module.midlayer, runtime, facts.taps[-1])

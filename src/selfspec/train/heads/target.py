@@ -55,6 +55,14 @@ def facts_of(runtime: Runtime, kind: str, taps: Sequence[int], sizes: Sizes, **m
     )
 
 
+def medusa_facts(runtime: Runtime, heads: int, blocks: int, **more: Any) -> HeadFacts:
+    """Heads of Medusa on the target's last layer."""
+    config = runtime.config
+    return HeadFacts(
+        "medusa", "blocks", (config.num_layers,), config.hidden_size, drafts=heads, blocks=blocks, **more
+    )
+
+
 def default_taps(num_layers: int) -> tuple[int, int, int]:
     """Low, middle and high as published; closer together in a model of few layers."""
     if num_layers < LEAST_LAYERS:

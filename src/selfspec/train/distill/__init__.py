@@ -1,0 +1,1 @@
+"""Draft models made of a model's own layers, which learn its distributions."""
