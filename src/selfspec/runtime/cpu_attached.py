@@ -38,7 +38,26 @@ class Place(NamedTuple):
     kv: str
 
 
-class CpuAttached(Attached):
+class CpuHead(Attached):
+    """What the core's heads have in common: a core model with their LM head."""
+
+    _model: Any
+
+    def logits(self, states: Array) -> Floats:
+        """See `Attached.logits`."""
+        out = np.empty((len(states), self.config.vocab_size), dtype=np.float32)
+        self._model.logits(_floats(states), out, None)
+        return out
+
+    def best(self, states: Array) -> list[Likeliest]:
+        """See `Attached.best`: no row of logits is stored."""
+        rows = len(states)
+        tokens, logits, sums = np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32)
+        self._model.best(_floats(states), tokens, logits, sums, None)
+        return self.named(tokens, np.exp(logits - sums).tolist())
+
+
+class CpuAttached(CpuHead):
     """A head packed in ``bits``; ``lm_head`` is the target's, of which it takes rows, or rounds them to as few."""
 
     def __init__(self, head: HeadFile, target: CpuRuntime, lm_head: Packed, bits: int | None, place: Place) -> None:
@@ -113,19 +132,6 @@ class CpuAttached(Attached):
         plan = (self._steps, self._places, self._no_taps, 0)
         self._model.run(out, plan, where, cache.native, beside)  # type: ignore[attr-defined]
         return out
-
-    def logits(self, states: Array) -> Floats:
-        """See `Attached.logits`."""
-        out = np.empty((len(states), self.config.vocab_size), dtype=np.float32)
-        self._model.logits(_floats(states), out, None)
-        return out
-
-    def best(self, states: Array) -> list[Likeliest]:
-        """See `Attached.best`: no row of logits is stored."""
-        rows = len(states)
-        tokens, logits, sums = np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32)
-        self._model.best(_floats(states), tokens, logits, sums, None)
-        return self.named(tokens, np.exp(logits - sums).tolist())
 
     def new_cache(self, slots: int, length: int) -> Cache:
         """See `Attached.new_cache`."""

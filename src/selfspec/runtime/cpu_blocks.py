@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from selfspec.model.head_file import LM_HEAD
-from selfspec.runtime.attached import Attached
-from selfspec.runtime.cpu_attached import DEFAULT_BITS, lm_head_of
+from selfspec.runtime.cpu_attached import DEFAULT_BITS, CpuHead, lm_head_of
 from selfspec.runtime.packing import KIND_OF_BITS, native, pack
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from selfspec.model.head_file import HeadFile
-    from selfspec.runtime.attached import Likeliest
     from selfspec.runtime.base import Cache
     from selfspec.runtime.cpu import CpuRuntime
     from selfspec.runtime.cpu_attached import Place
@@ -31,7 +29,7 @@ _IDENTITY = 2.0**40
 weight, that is x to the last bit, while the mean of squares is below 2^15."""
 
 
-class CpuBlocks(Attached):
+class CpuBlocks(CpuHead):
     """A head packed in ``bits``: a model without layers for each block, the last of which has the LM head."""
 
     def __init__(self, head: HeadFile, target: CpuRuntime, lm_head: Packed, bits: int | None, place: Place) -> None:
@@ -75,19 +73,6 @@ class CpuBlocks(Attached):
             block.transformed(x, inner, False)
             x = x + inner / (np.float32(1.0) + np.exp(-inner.clip(-80.0, None)))
         return x
-
-    def logits(self, states: Array) -> Floats:
-        """See `Attached.logits`."""
-        out = np.empty((len(states), self.config.vocab_size), dtype=np.float32)
-        self._model.logits(_floats(states), out, None)
-        return out
-
-    def best(self, states: Array) -> list[Likeliest]:
-        """See `Attached.best`: no row of logits is stored."""
-        rows = len(states)
-        tokens, logits, sums = np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32)
-        self._model.best(_floats(states), tokens, logits, sums, None)
-        return self.named(tokens, np.exp(logits - sums).tolist())
 
     def new_cache(self, slots: int, length: int) -> NoReturn:
         """It attends to nothing."""

@@ -30,7 +30,26 @@ _ROLES = {f"self_attn.{name}_proj": name for name in "qkvo"} | {
 }
 
 
-class TorchAttached(Attached):
+class TorchHead(Attached):
+    """What heads in torch have in common: their LM head, beside a `TorchRuntime`."""
+
+    _target: TorchRuntime
+    _head: Tensor
+
+    def logits(self, states: Array) -> Array:
+        """See `Attached.logits`: as the target's own, a NumPy array where the weights are on a CPU."""
+        with self._target.pass_of(f"the logits of {len(states)} rows"):
+            out = linear(self._last(states), self._head)
+            if out.dtype in (torch.float16, torch.bfloat16):
+                out = out.float()
+            return out.contiguous().numpy() if out.device.type == "cpu" else out
+
+    def _last(self, states: Array) -> Array:
+        """What the LM head reads of the states that `run` gives."""
+        return states
+
+
+class TorchAttached(TorchHead):
     """A head in the precision and place of a `TorchRuntime`: as ``like``; ``lm_head`` is the target's."""
 
     def __init__(self, head: HeadFile, target: TorchRuntime, like: Tensor, lm_head: Tensor) -> None:
@@ -101,13 +120,8 @@ class TorchAttached(Attached):
             return self._target.embed(tokens)
         return F.embedding(torch.tensor(tokens, device=self._like.device), self._embedding)
 
-    def logits(self, states: Array) -> Array:
-        """See `Attached.logits`: as the target's own, a NumPy array where the weights are on a CPU."""
-        with self._target.pass_of(f"the logits of {len(states)} rows"):
-            out = linear(self._norm(states), self._head)
-            if out.dtype in (torch.float16, torch.bfloat16):
-                out = out.float()
-            return out.contiguous().numpy() if out.device.type == "cpu" else out
+    def _last(self, states: Array) -> Array:
+        return self._norm(states)
 
     def new_cache(self, slots: int, length: int) -> TorchCache:
         """See `Attached.new_cache`."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 
-from selfspec.runtime.attached import Attached
 from selfspec.runtime.products import linear
+from selfspec.runtime.torch_attached import TorchHead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from selfspec.types import Array, Rows
 
 
-class TorchBlocks(Attached):
+class TorchBlocks(TorchHead):
     """In the precision and place of a `TorchRuntime`, whose final ``norm`` and ``lm_head`` these are."""
 
     def __init__(self, head: HeadFile, target: TorchRuntime, norm: Norm | None, lm_head: Tensor) -> None:
@@ -51,14 +51,6 @@ class TorchBlocks(Attached):
             for weight, bias in self._blocks:
                 entering = entering + F.silu(linear(entering, weight) + bias)
             return entering
-
-    def logits(self, states: Array) -> Array:
-        """See `Attached.logits`: as the target's own, a NumPy array where the weights are on a CPU."""
-        with self._target.pass_of(f"the logits of {len(states)} rows"):
-            out = linear(states, self._head)
-            if out.dtype in (torch.float16, torch.bfloat16):
-                out = out.float()
-            return out.contiguous().numpy() if out.device.type == "cpu" else out
 
     def new_cache(self, slots: int, length: int) -> NoReturn:
         """It attends to nothing."""

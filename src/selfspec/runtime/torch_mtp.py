@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from selfspec.model.mtp import module_of
-from selfspec.runtime.attached import Attached
 from selfspec.runtime.products import linear
+from selfspec.runtime.torch_attached import TorchHead
 from selfspec.runtime.torch_block import Block, Norm
 from selfspec.runtime.torch_cache import FEWER, TorchCache, memory_for
 from selfspec.runtime.torch_placement import Placement
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from selfspec.types import Array, Rows
 
 
-class TorchMtp(Attached):
+class TorchMtp(TorchHead):
     """A module with its ``tensors`` by name; ``norm``, ``lm_head`` and ``turn`` are the target's.
 
     What `run` gives is normed: it enters the next row in place of the target's state, and the LM head.
@@ -70,14 +70,6 @@ class TorchMtp(Attached):
             placement = Placement(rows, cache, hidden.dtype, hidden.device)
             hidden = hidden + self._block.attention(hidden, placement, cache.store(0))
             return self._norm(hidden + self._block.mlp(hidden))
-
-    def logits(self, states: Array) -> Array:
-        """See `Attached.logits`: as the target's own, a NumPy array where the weights are on a CPU."""
-        with self._target.pass_of(f"the logits of {len(states)} rows"):
-            out = linear(states, self._head)
-            if out.dtype in (torch.float16, torch.bfloat16):
-                out = out.float()
-            return out.contiguous().numpy() if out.device.type == "cpu" else out
 
     def new_cache(self, slots: int, length: int) -> TorchCache:
         """See `Attached.new_cache`."""

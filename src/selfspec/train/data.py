@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
 
+    from selfspec.engine import Engine
     from selfspec.train.shards import Shard
 
-__all__ = ["FORMAT", "Data", "Text", "draft_vocabulary", "read_data", "read_provenance"]
+__all__ = ["FORMAT", "Data", "Text", "data_of", "draft_vocabulary", "read_data", "read_provenance"]
 
 FORMAT = 1
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
@@ -115,6 +116,17 @@ def read_data(folder: str | os.PathLike[str], *more: str | os.PathLike[str]) -> 
                 f"{str(shard.path)!r} has tokens outside the model's 0 to {data.vocab_size - 1}: it is damaged; "
                 "remove it, and run `selfspec train data` again"
             )
+    return data
+
+
+def data_of(engine: Engine, folders: Sequence[str]) -> Data:
+    """What `read_data` reads, if ``engine``'s model wrote it; raises OptionError for another checkpoint's."""
+    data = read_data(*folders)
+    if engine.fingerprint and data.fingerprint != engine.fingerprint:
+        raise OptionError(
+            f"the data in {folders[0]!r} were written by {data.provenance['model']['name']}, another checkpoint "
+            f"than {engine.name}; give --model"
+        )
     return data
 
 

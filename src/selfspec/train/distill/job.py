@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
-from selfspec.errors import OptionError, SelfspecError, UnsupportedModelError
+from selfspec.errors import SelfspecError, UnsupportedModelError
 from selfspec.export.bundle import aside
 from selfspec.export.cut import Cutting
 from selfspec.export.hf_folder import write_folder
 from selfspec.model.checkpoint import open_folder
 from selfspec.model.families import weight_shapes
-from selfspec.train.data import read_data
+from selfspec.train.data import data_of
 from selfspec.train.distill.heldout import HeldOut
 from selfspec.train.distill.learner import Learner, Packer
 from selfspec.train.heads.claim import FREE, claim, run_begun
@@ -55,12 +55,7 @@ class Setup(KeptStates):
     def __init__(self, engine: Engine, checkpoint: Checkpoint, options: DistillOptions, out: Path) -> None:
         self.engine, self.checkpoint, self.options, self.out = engine, checkpoint, options, out
         self.layers = options.chosen(engine.config.num_layers)
-        data = read_data(*options.data)
-        if engine.fingerprint and data.fingerprint != engine.fingerprint:
-            raise OptionError(
-                f"the data in {options.data[0]!r} were written by {data.provenance['model']['name']}, another "
-                f"checkpoint than {engine.name}; give --model"
-            )
+        data = data_of(engine, options.data)
         begun = run_begun(out)
         self.grown = len(data)
         self.data = data if begun is None else data.first(int(begun["texts"]))

@@ -15,7 +15,7 @@ from selfspec._version import __version__
 from selfspec.errors import OptionError
 from selfspec.model.head_file import HeadFile, read_head, write_head
 from selfspec.runtime.attached import identity_of
-from selfspec.train.data import draft_vocabulary, read_data
+from selfspec.train.data import data_of, draft_vocabulary
 from selfspec.train.heads.claim import FREE, claim, run_begun
 from selfspec.train.heads.corpus import corpus_of
 from selfspec.train.heads.heldout import HeldOut
@@ -61,12 +61,7 @@ class Setup(KeptStates):
             raise OptionError(f"--out {str(out)!r} is a file; name a new folder, or that of an earlier run")
         self.facts: dict[str, HeadFacts] = self._facts()
         self._first_weights = self._read_first_weights()
-        data = read_data(*options.data)
-        if engine.fingerprint and data.fingerprint != engine.fingerprint:
-            raise OptionError(
-                f"the data in {options.data[0]!r} were written by {data.provenance['model']['name']}, another "
-                f"checkpoint than {engine.name}; give --model"
-            )
+        data = data_of(engine, options.data)
         begun = run_begun(out)
         self.grown = len(data)
         self.data = data if begun is None else data.first(int(begun["texts"]))
