@@ -13,9 +13,10 @@ read once: with `selfspec train layerskip`, and, as the control, with --plain. T
     speed       early exit and `quantized` in pairs with plain decoding of the same checkpoint, in bf16 and int8;
                 answers are compared
 
-Steps that are done are not done again, and training goes on where it was stopped. On one core of a Xeon with
-AVX512-BF16 the two trainings take about 15 and 10 minutes, what follows about 20, of it `speed`, the only step that
-is about time (run nothing beside it), about 10. The result is in FOLDER/result.json, and a table is printed.
+Steps that are done are not done again, and training goes on where it was stopped. On one core of an EPYC with
+AVX512-BF16, beside other work, the two trainings took 21 minutes each; what follows took 8 on two cores, of it
+`speed`, the only step that is about time (run nothing beside it), 2. The result is in FOLDER/result.json, and a
+table is printed.
 """
 
 from __future__ import annotations
