@@ -356,6 +356,8 @@ def test_auto_compiles_on_a_gpu_only():
     assert runtime.compiled("auto") is runtime
     assert runtime.compiled("off") is runtime
     assert runtime.compiled("on").runs_on == "torch, compiled"
+    runtime.module = dict  # what reads a checkpoint's multi-token module goes with it
+    assert runtime.compiled("on").module is dict
     with pytest.raises(OptionError, match="one of auto, on, off"):
         runtime.compiled("yes")
 

@@ -58,7 +58,7 @@ def compiled(runtime: TorchRuntime, how: str, notify: Callable[[str], None]) -> 
     if how == "off" or lack or (how == "auto" and runtime.device.type != "cuda"):
         return runtime
     made = CompiledTorch(runtime.config, runtime.weights)
-    made.precision = runtime.precision
+    made.precision, made.module = runtime.precision, runtime.module
     made.compiler = Compiler(is_required=how == "on", notify=notify)
     keep_compiled_in(cache_folder() / "torch")
     return made
