@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny_folder import write_model
 from tokenizers import Tokenizer, models
+from training_runs import run_of, ticking
 
 import selfspec
 from selfspec import drafters
@@ -28,7 +27,6 @@ from selfspec.runtime.torch import TorchRuntime
 from selfspec.train.distill.job import Setup
 from selfspec.train.distill.losses import Wanted, distillation
 from selfspec.train.heads.progress import History
-from selfspec.train.heads.trainer import accelerator_of, train
 from selfspec.train.options import DistillOptions
 from selfspec.train.shards import Text, write_shard
 from selfspec.types import Sampling
@@ -47,26 +45,6 @@ def data_of(folder, engine, texts):
     (folder / "data.json").write_text(json.dumps(described))
     write_shard(folder, texts)
     return str(folder)
-
-
-def trained_run(setup, steps=None, clock=None):
-    setup.make_states(lambda _: None)
-    accelerator = accelerator_of(setup.options, "cpu")
-    job = setup.job(accelerator.device)
-    if clock is not None:
-        job = replace(job, clock=clock)
-    events = []
-    for event in train(job, accelerator):
-        events.append(event)
-        if steps is not None and event.progress.step == steps and event.kind == "step":
-            break
-    return events
-
-
-def ticking():
-    """A clock of a second a look: with checkpoints after 0.2 minutes one comes every few steps."""
-    ticks = count()
-    return lambda: float(next(ticks))
 
 
 def test_the_loss_by_hand():
@@ -145,11 +123,11 @@ def test_it_begins_as_the_chosen_layers_and_goes_on_as_if_nothing_had_been(small
         old = f"model.layers.{(0, 2, 3)[int(new)]}.{rest}" if name.startswith("model.layers.") else name
         assert torch.equal(tensor, source[old])
     assert len([name for name in first if name.endswith("q_proj.weight")]) == 3
-    trained_run(whole, clock=ticking())
+    run_of(whole, clock=ticking())
     killed = Setup(engine, checkpoint, options, tmp_path / "killed")
-    events = trained_run(killed, 7, ticking())
+    events = run_of(killed, 7, ticking())
     assert 0 < [event for event in events if event.kind == "checkpoint"][-1].progress.step < 7
-    trained_run(Setup(engine, checkpoint, options, tmp_path / "killed"), clock=ticking())
+    run_of(Setup(engine, checkpoint, options, tmp_path / "killed"), clock=ticking())
     lines = [History.read(tmp_path / name / "history.jsonl") for name in ("whole", "killed")]
     for ours, theirs in zip(*([line for line in part if line["kind"] == "step"] for part in lines), strict=True):
         np.testing.assert_allclose(ours["loss"], theirs["loss"], rtol=0, atol=1e-5)
@@ -236,7 +214,7 @@ def test_a_distilled_draft_agrees_more_and_changes_nothing(tmp_path, monkeypatch
     options = DistillOptions(data=(data_of(tmp_path / "data", engine, texts),), layers="3", **asked)
     setup = Setup(engine, open_folder(source, "trained"), options, tmp_path / "out")
     assert setup.layers == (0, 4, 7)
-    trained_run(setup)
+    run_of(setup)
     evaluations = [line for line in History.read(setup.out / "history.jsonl") if line["kind"] == "evaluation"]
     for kind in ("greedy", "sampled"):
         before, after = (line["heads"]["draft"][kind]["alphas"][0] for line in (evaluations[0], evaluations[-1]))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from training_runs import run_of, ticking
 
 import selfspec
 from selfspec.errors import OptionError, OutOfMemoryError, TrainingError
@@ -56,25 +57,8 @@ def data(engine, tmp_path_factory):
 
 
 def run(engine, options, out, steps=None, clock=None):
-    """Events of a run, which ends as a kill would after ``steps`` steps."""
-    setup = Setup(engine, options, out)
-    setup.make_states(lambda _: None)
-    accelerator = accelerator_of(options, "cpu")
-    job = setup.job(accelerator.device)
-    if clock is not None:
-        job = replace(job, clock=clock)
-    events = []
-    for event in train(job, accelerator):
-        events.append(event)
-        if steps is not None and event.progress.step == steps and event.kind == "step":
-            break
-    return events
-
-
-def ticking():
-    """A clock of a second a look: with checkpoints after 0.2 minutes one comes every few steps."""
-    ticks = count()
-    return lambda: float(next(ticks))
+    """Events of a run in the folder ``out``."""
+    return run_of(Setup(engine, options, out), steps, clock)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])

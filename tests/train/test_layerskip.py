@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from tiny_folder import write_model
+from training_runs import events_of
 
 import selfspec
 from selfspec.errors import CorruptModelError, OptionError, OutOfMemoryError, TrainingError
@@ -99,16 +100,10 @@ def options_of(data, **changes):
 
 def run(checkpoint, options, out, steps=None, write=True):
     """Events of a run, which ends as a kill would after ``steps`` steps."""
-    accelerator = accelerator_of(options, "cpu")
-    job = Setup(checkpoint, options, out).job(accelerator.device)
+    job = Setup(checkpoint, options, out).job(torch.device("cpu"))
     if not write:
         job = replace(job, write=lambda _progress: None)
-    events = []
-    for event in train(job, accelerator):
-        events.append(event)
-        if steps is not None and event.progress.step == steps and event.kind == "step":
-            break
-    return job, events
+    return job, events_of(job, steps)
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     here, perhaps with warnings; 1: something has to be mended first.
     """
     from selfspec.doctor.facts import examine
+    from selfspec.doctor.findings import Finding
 
     found = examine()
     if as_json:
@@ -35,7 +36,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     else:
         click.echo(facts(list(_lines(found))))
         for finding in found["findings"]:
-            click.echo(f"{finding['level']}: {finding['what']}: {finding['why']}; {finding['remedy']}")
+            click.echo(str(Finding(**finding)))
         click.echo("models can run here" if found["ok"] else "models cannot run here yet")
     ctx.exit(0 if found["ok"] else 1)
 
@@ -49,7 +50,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "GPUs", ", ".join(found["devices"]["gpus"]) or "none"
     yield "packages", ", ".join(f"{name} {version or 'missing'}" for name, version in found["packages"].items())
     for name, extra in found["extras"].items():
-        yield f"[{name}]" if "install" in extra or name != "other engines" else name, _extra(extra)
+        yield name if name == "other engines" else f"[{name}]", _extra(extra)
     yield (
         "cache",
         (

@@ -175,9 +175,7 @@ class Setup:
     def _worth(self, k: int, alpha: float) -> float:
         """The speed-up that exit k promises with its best draft length, by the weights that its steps read."""
         config = self.checkpoint.config
-        share = config.head_parameters / (
-            config.num_layers * config.active_layer_parameters + config.head_parameters
-        )
+        share = config.head_parameters / config.pass_parameters
         f = shared_share(config.num_layers, k, share)
         head = share * len(self.vocabulary) / config.vocab_size if self.vocabulary else share
         return speedup(alpha, best_gamma(alpha, f + head, _ROW, f, 16), f + head, _ROW, f)
