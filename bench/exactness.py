@@ -3,8 +3,8 @@
     python bench/exactness.py --data bench.jsonl --out exactness --tokens 10000
 
 For each precision of the native core, the prompts of all tasks are answered by plain decoding, greedily and with
-coupled sampling. Then they are answered again: by every drafter, four at a time, on one thread, and with the
-prompt in chunks of other sizes. Every token must be the same, and so must every bit of the logits that it was
+coupled sampling. Then they are answered again: by every drafter, four at a time, on one and two threads, and with
+the prompt in chunks of other sizes. Every token must be the same, and so must every bit of the logits that it was
 chosen from; what is kept of them is a 64-bit digest per token.
 
 Prompts are taken from the tasks in turn until plain decoding has said ``--tokens`` tokens. Results are appended
@@ -46,34 +46,53 @@ LAWS = {"greedy": Sampling(), "coupled T 0.8": Sampling(0.8, coupled=True)}
 class Way(NamedTuple):
     """How the texts are made."""
 
-    name: str
+    drafting: str
     candidate: Candidate = PLAIN
     together: int = 1
     threads: int | None = None
     chunk: int = PREFILL_ROWS
 
+    @property
+    def name(self) -> str:
+        """The drafter, and what else differs from plain decoding of one text."""
+        found = [self.drafting]
+        if self.together > 1:
+            found.append(f"{self.together} at a time")
+        if self.threads:
+            found.append(f"{self.threads} thread{'s' * (self.threads > 1)}")
+        if self.chunk != PREFILL_ROWS:
+            found.append(f"chunks of {self.chunk}")
+        return ", ".join(found)
+
 
 def ways(layers: int, fewer_bits: Sequence[int]) -> list[Way]:
-    """All of them; the first is the one that the others are compared with."""
+    """All of them; the first is the one that the others are compared with.
+
+    Batches, threads and chunks are spread over the drafters: whatever differs in any of them shows, and --ways
+    tells afterwards which it was.
+    """
     late, half = layers - layers // 8 - 1, layers // 2
-    drafts = {
-        "ngram": Candidate("ngram", {"gamma": 7}),
-        "ngram, siblings": Candidate("ngram", {"gamma": 4, "siblings": 2}),
-        f"early exit {half}, stop": Candidate("early_exit", {"exit_layer": half, "gamma": 4, "confidence": 0.4}),
-        f"early exit {late}": Candidate("early_exit", {"exit_layer": late, "gamma": 2}),
-        f"early exit {late}, siblings": Candidate("early_exit", {"exit_layer": late, "gamma": 2, "siblings": 1}),
-        "suffix": Candidate("suffix", {}),
-        "auto": Candidate("auto", {}),
-    }
-    drafts |= {f"quantized, {bits} bits": Candidate("quantized", {"draft_bits": bits}) for bits in fewer_bits}
+    ngram = Candidate("ngram", {"gamma": 7})
+    comb = Candidate("ngram", {"gamma": 4, "siblings": 2})
+    half_way = Candidate("early_exit", {"exit_layer": half, "gamma": 4, "confidence": 0.4})
+    nearly = Candidate("early_exit", {"exit_layer": late, "gamma": 2})
+    bush = Candidate("early_exit", {"exit_layer": late, "gamma": 2, "siblings": 1})
+    lower = [
+        Way(f"quantized to {bits} bits", Candidate("quantized", {"draft_bits": bits}), together)
+        for bits, together in zip(fewer_bits, (4, 1), strict=False)
+    ]
     return [
         Way("plain"),
-        Way("four at a time", together=4),
-        Way("ngram, four at a time", drafts["ngram"], together=4),
-        Way("one thread", threads=1),
-        Way("two threads", threads=2),
-        *(Way(f"chunks of {size}", chunk=size) for size in (1, 7, 64)),
-        *(Way(name, candidate) for name, candidate in drafts.items()),
+        Way("plain", together=4, chunk=7),
+        Way("ngram", ngram, together=4),
+        Way("ngram with siblings", comb, together=4, chunk=64),
+        Way(f"early exit {half} with stop", half_way, together=4),
+        Way(f"early exit {late}", nearly, chunk=64),
+        Way(f"early exit {late} with siblings", bush, together=4, threads=1),
+        Way("suffix", Candidate("suffix", {}), chunk=1),
+        Way("suffix", Candidate("suffix", {}), together=4, threads=2),
+        Way("auto", Candidate("auto", {})),
+        *lower,
     ]
 
 

@@ -16,14 +16,14 @@ def test_a_run_compares_goes_on_and_sees_another_token(tmp_path, capsys):
     """Guards the script that the 10,000-token figures come from; the last run is the negative control."""
     main = runpy.run_path(str(SCRIPT))["main"]
     wanted = ["--bits", "4", "--laws", "greedy", "--tokens", "8", "--new-tokens", "8", "--threads", "1"]
-    wanted += ["--ways", "suffix", "four at a time", "--out", str(tmp_path)]
+    wanted += ["--ways", "auto", "plain, 4 at a time, chunks of 7", "--out", str(tmp_path)]
 
     def results():
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     main(wanted)
     first = results()
-    assert [found["way"] for found in first] == ["plain", "four at a time", "suffix"]
+    assert [found["way"] for found in first] == ["plain", "plain, 4 at a time, chunks of 7", "auto"]
     assert all(found["tokens"] >= 8 and found["differing_tokens"] == 0 for found in first)
     assert all(found["differing_logits"] == 0 for found in first)
     (journal,) = tmp_path.iterdir()
