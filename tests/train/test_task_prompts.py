@@ -7,6 +7,7 @@ import runpy
 from pathlib import Path
 
 import numpy as np
+import pytest
 from click.testing import CliRunner
 
 import selfspec
@@ -47,7 +48,44 @@ def test_prompts_are_about_the_answers_and_a_seed_gives_the_same(tiny, tmp_path)
     assert "no answer of 20 tokens or more" in done.output
     write_shard(tmp_path, [Text(np.asarray([1, *own], np.int32), 1, 0.0, n) for n, own in enumerate(tokens)])
     done, found = asked()
+    assert done.exit_code == 0, done.output
     prompts = [json.loads(line)["prompt"] for line in found.splitlines()]
     assert len(prompts) == 9
     assert all("The river is long, and its water is cold." in prompt for prompt in prompts)
     assert asked()[1] == found
+
+
+@pytest.mark.embedded
+def test_articles_questions_and_german_come_from_the_folder(tmp_path):
+    """Guards what the kinds are told by: a prompt that asks, a prompt that wants German, and joined answers."""
+    tokenizer = selfspec.load("smollm2-135m", draft="plain").tokenizer
+    told_of = runpy.run_path(str(SCRIPT))["Told"]
+    talk = (
+        (
+            "Where do rivers end?",
+            "They end in the sea, where their water is mixed with the salt water of the tides, twice a day.",
+        ),
+        (
+            "Say in German that the river is cold.",
+            "Der Fluss ist kalt, und das Wasser ist heute sehr klar und tief.",
+        ),
+    )
+    texts = []
+    for number, (asked, said) in enumerate(talk):
+        prompt = tokenizer.encode_chat([{"role": "user", "content": asked}])
+        answer = tokenizer.encode(said, add_special_tokens=False)
+        texts.append(Text(np.asarray([*prompt, *answer], np.int32), len(prompt), 0.0, number))
+    described = {
+        "format": 1, "model": {"name": "m", "fingerprint": "f"}, "vocab_size": 49152, "eos_token_ids": [2],
+        "special_ids": [0, 1, 2], "temperatures": [0.0],
+    }  # fmt: skip
+    (tmp_path / "data.json").write_text(json.dumps(described))
+    write_shard(tmp_path, texts)
+    told = told_of.of(str(tmp_path), tokenizer, 200)
+    assert (told.passages, told.questions, told.german) == ([talk[0][1]], [talk[0][0]], [talk[1][1]])
+    prompts = list(told.prompts(300, 3, np.random.default_rng(0)))
+    german = [prompt for prompt in prompts if talk[1][1] in prompt]
+    assert 10 <= len(german) <= 60
+    assert all("German" in prompt for prompt in german)
+    assert any(prompt.endswith(talk[0][0]) for prompt in prompts)
+    assert {prompt.count(talk[0][1]) for prompt in prompts if prompt.startswith("Summarize: ")} == {1, 2, 3}
