@@ -16,6 +16,7 @@ import pytest
 
 import selfspec
 from selfspec.cli.main import VERBS
+from selfspec.errors import OptionError
 from selfspec.export import bundle as bundling
 from selfspec.export.install import machine
 
@@ -106,6 +107,71 @@ def test_a_profile_of_these_weights_goes_along(call, tiny, small, tmp_path):
     assert "profile.json" in (tmp_path / "box" / "README.txt").read_text()
 
 
+def test_a_draft_in_fewer_bits_goes_along(call, tiny, small, tmp_path):
+    """Guards `--draft quantized`: the box has no checkpoint to pack anew, so its weights lie in the bundle."""
+    box = tmp_path / "box"
+    done = call("bundle", tiny, "--out", box, "--bits", 16, "--draft", "quantized:draft_bits=4", "--json")
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert (said["precision"], said["draft_bits"]) == ("bfloat16", [4])
+    assert said["model_bytes"] == sum(path.stat().st_size for path in (box / "model").rglob("packed.bin"))
+    assert (box / "draft").read_text() == "quantized:draft_bits=4\n"
+    assert "quantized:draft_bits=4" in (box / "README.txt").read_text()
+    ask = {"draft": "quantized", "draft_bits": 4, "max_new_tokens": 24, "ignore_eos": True}
+    want, got = (selfspec.load(m, bits=16).generate([1, 2, 1, 2], **ask) for m in (tiny, box / "model"))
+    assert got.token_ids == want.token_ids
+    assert got.stats.drafted == want.stats.drafted > 0, "the same weights draft"
+    assert "int8" not in os.listdir(box / "model")
+    with pytest.raises(OptionError, match="is packed in bfloat16"):
+        selfspec.load(box / "model", draft="quantized", draft_bits=8)
+    again = call(
+        "bundle", box / "model", "--out", tmp_path / "again", "--draft", "auto:candidates=(quantized:draft_bits=4)"
+    )
+    assert again.exit_code == 0, again.output
+    for name in ("packed.bin", "int4/packed.bin"):
+        assert (tmp_path / "again" / "model" / name).read_bytes() == (box / "model" / name).read_bytes()
+
+
+def test_a_draft_that_a_box_could_not_make_is_one_line(refused, tiny, small, tmp_path):
+    """Guards bundles against drafts that would fail on the box alone: another model, a file of this machine."""
+    new, corpus = tmp_path / "new", tmp_path / "corpus.txt"
+    corpus.write_text("one two")
+    (tmp_path / "p.json").write_text(json.dumps(profile_of(selfspec.load(tiny, bits=8).fingerprint)))
+    for draft, words in [
+        ("nothing", "drafter is 'nothing'; it must be one of"),
+        ("ngram:depth=3", "has no option depth"),
+        (f"draft_model:draft_model={tiny}", "the draft opens '.*', and a bundle has one model; name another draft"),
+        (f"suffix:corpus={corpus}", "the draft has corpus '.*corpus.txt', a file of this machine"),
+        (f"auto:candidates=(ngram,suffix:corpus={corpus})", "a file of this machine"),
+        ("quantized:draft_bits=8", "draft_bits is 8, but this model runs in int8; it must be fewer: 4"),
+    ]:
+        assert re.search(words, refused("bundle", tiny, "--out", new, "--bits", 8, "--draft", draft))
+    asked = ("--bits", 8, "--draft", "ngram", "--profile", tmp_path / "p.json")
+    assert "a profile is for the draft auto" in refused("bundle", tiny, "--out", new, *asked)
+    assert not new.exists()
+
+
+def test_the_script_drafts_as_the_bundle_says(call, tiny, small, tmp_path):
+    """Guards run.sh: the draft is that of the bundle where nobody names one, for verbs with such a flag."""
+    box, venv = tmp_path / "box", tmp_path / "venv"
+    assert call("bundle", tiny, "--out", box, "--draft", "suffix:gamma=3").exit_code == 0
+    (venv / "bin").mkdir(parents=True)
+    (venv / "ready").write_text(f"{venv}\n")
+    (venv / "bin" / "python").write_text('#!/bin/sh\nshift 3\necho "$@"\n')
+    (venv / "bin" / "python").chmod(0o755)
+
+    def said(*words):
+        return on_the_box(box, *words, SELFSPEC_VENV=str(venv)).stdout.strip()
+
+    model, own = f"--model {box / 'model'}", "--draft suffix:gamma=3"
+    assert said("a prompt", "--seed", "1") == f"generate {model} {own} a prompt --seed 1"
+    assert said() == f"chat {model} {own}"
+    assert said("serve", "--drafts", "ngram") == f"serve {model} {own} --drafts ngram"
+    assert said("batch", "a", "--draft", "plain") == f"batch {model} a --draft plain"
+    assert said("generate", "--draft=plain") == f"generate {model} --draft=plain"
+    assert said("certify") == f"certify {model}"
+
+
 def on_the_box(box, *words, **environment):
     """The script with nothing around it; gives what it printed, or the line of its error."""
     where = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "HOME": "/nowhere"} | environment
@@ -140,7 +206,8 @@ def test_a_bundle_runs_without_a_network(call, tiny, tmp_path):
     """Guards the whole: made by one command, it installs itself where no network is, starts again, and can move."""
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps(profile_of(selfspec.load(tiny).fingerprint)))
-    done = call("bundle", tiny, "--out", tmp_path / "box", "--profile", profile)
+    draft = ("--draft", "auto:candidates=(suffix,quantized:draft_bits=4)")
+    done = call("bundle", tiny, "--out", tmp_path / "box", "--profile", profile, *draft)
     assert done.exit_code == 0, done.output
     want = call("generate", *WORDS, "--model", tiny).stdout
     alone = ["unshare", "-rn"] if shutil.which("unshare") else []

@@ -161,7 +161,7 @@ def test_a_wrong_checksum_is_packed_anew(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("SELFSPEC_CACHE", str(tmp_path / "cache"))
     first, notes = find_packed(tiny), []
     (file,) = (tmp_path / "cache").glob("*/packed.bin")
-    good = checksum(file)
+    good = checksum(file.parent, file.name)
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(bytes(data))

@@ -11,6 +11,7 @@ _EXAMPLES = examples(
     "selfspec bundle smollm2-135m --out river",
     "selfspec generate 'Name three rivers.' --model river/model",
     "selfspec bundle ./my-llama --out box --bits 4 --profile profile.json",
+    "selfspec bundle ./my-llama --out box --draft quantized:draft_bits=4",
 )
 
 
@@ -21,8 +22,13 @@ _EXAMPLES = examples(
 @click.option(
     "--profile", metavar="FILE", help="Add what `selfspec profile --out` measured on this model and bits."
 )
+@click.option(
+    "--draft",
+    metavar="SPEC",
+    help="Who drafts on the box where nobody says; adds the model in the bits that it drafts in.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a line.")
-def command(model: str, out: str, bits: int | None, profile: str | None, as_json: bool) -> None:
+def command(model: str, out: str, bits: int | None, profile: str | None, draft: str | None, as_json: bool) -> None:
     """Put MODEL and all that runs it into one folder, for boxes without a network.
 
     \b
@@ -36,15 +42,17 @@ def command(model: str, out: str, bits: int | None, profile: str | None, as_json
     from dataclasses import asdict
 
     from selfspec.cli.opening import Progress, with_offer
-    from selfspec.export.bundle import make_bundle
+    from selfspec.export.bundle import Extras, make_bundle
 
     progress = Progress()
-    made = with_offer(model, lambda: make_bundle(model, out, bits, profile, told=(progress, progress.packed)))
+    told = (progress, progress.packed)
+    made = with_offer(model, lambda: make_bundle(model, out, bits, Extras(profile, draft), told=told))
     progress.flush()
     if as_json:
         emit_json({**asdict(made), "folder": str(made.folder)})
     else:
+        also = "".join(f", and in {each} bits for drafts" for each in made.draft_bits)
         click.echo(
-            f"{made.folder}: {made.model} {made.precision}, {len(made.wheels)} wheels, {size(made.bytes)}; "
+            f"{made.folder}: {made.model} {made.precision}{also}, {len(made.wheels)} wheels, {size(made.bytes)}; "
             f"copy it to a box and start {made.folder.name}/run.sh"
         )

@@ -18,16 +18,17 @@ from selfspec._version import __version__
 from selfspec.documents import require_format
 from selfspec.drafters.prior import prior_of
 from selfspec.errors import CorruptModelError, ModelError, OptionError
+from selfspec.export.bundled_draft import bits_of_draft
 from selfspec.export.install import MACHINE, SUMS, WHEELS, machine
 from selfspec.export.wheels import OURS, needed, write_wheel
 from selfspec.model.packed_folder import write_packed
 from selfspec.model.reading import expanded, one_line, quoted, read_json
 from selfspec.runtime.cpu_model import precision_of
 from selfspec.runtime.packed import find_packed
+from selfspec.runtime.packing import KIND_OF_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from importlib.metadata import Distribution
 
     from selfspec.runtime.packed import PackedModel
 
@@ -50,21 +51,34 @@ Needs   {python} on {system} ({libc}, or newer); PYTHON names it if python3 is a
 
     wheels/        selfspec, what it requires, and pip
     model/         weights packed for the native core, and the tokenizer; `--model .../model` loads it anywhere
-{profile}    run.sh         installs once, then runs selfspec with this model
+{profile}{draft}    run.sh         installs once, then runs selfspec with this model
     SHA256SUMS     of every file: sha256sum --check SHA256SUMS
 """
 _PROFILE = (
     "    profile.json   what `selfspec profile` measured, for run.sh to begin with on boxes like that machine\n"
 )
+_DRAFT = "    draft          who drafts where nobody says --draft: {}\n"
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a bundle may have beside the model: a file of ``selfspec profile --out``, and who drafts by default."""
+
+    profile: str | os.PathLike[str] | None = None
+    draft: str | None = None
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a finished bundle holds; ``bytes`` of all files, ``model_bytes`` of the packed weights."""
+    """What a finished bundle holds; ``bytes`` of all files, ``model_bytes`` of the packed weights.
+
+    ``draft_bits`` are those in which the weights are there once more, for the draft.
+    """
 
     folder: Path
     model: str
     precision: str
+    draft_bits: tuple[int, ...]
     wheels: tuple[str, ...]
     model_bytes: int
     bytes: int
@@ -74,7 +88,7 @@ def make_bundle(
     model: str | os.PathLike[str],
     out: str | os.PathLike[str],
     bits: int | None = None,
-    profile: str | os.PathLike[str] | None = None,
+    extras: Extras = Extras(),
     *,
     told: tuple[Callable[[str], None], Callable[[int, int], None]],
 ) -> Bundle:
@@ -86,15 +100,17 @@ def make_bundle(
         As for `find_packed`.
     out
         A folder that does not exist yet.
-    profile
-        A file of ``selfspec profile --out``, measured on these weights.
+    extras
+        The profile must be of these weights. The draft, with its options as in ``quantized:draft_bits=4``, brings
+        the weights in the bits that it drafts in.
     told
         Called with a line about what takes time, and with the weights packed so far and in all.
 
     Raises
     ------
     SelfspecError
-        As `find_packed`, and for a wrong ``out`` or ``profile``, or an environment that no wheels can be made of.
+        As `find_packed`, and for a wrong ``out`` or wrong ``extras``, or an environment that no wheels can be made
+        of.
     """
     notify, progress = told
     if os.name != "posix":
@@ -103,11 +119,32 @@ def make_bundle(
     serves = all(map(find_spec, _SERVER))
     distributions = needed((f"{OURS}[serve]" if serves else OURS, "pip"))
     packed = find_packed(model, bits, notify=notify, progress=progress)
-    if profile is not None:
-        _check_profile(expanded(profile), packed)
+    if extras.profile is not None:
+        _check_profile(expanded(extras.profile), packed)
+    drafted = (
+        () if extras.draft is None else bits_of_draft(model, bits, extras.draft, extras.profile is not None, told)
+    )
     with aside(target) as scratch:
-        found = _fill(scratch, packed, distributions, profile, notify)
-    return Bundle(target, *found)
+        _copy_model(scratch / "model", packed, {each: find_packed(model, each) for each in drafted})
+        notify(f"making {len(distributions)} wheels of what is installed here")
+        (scratch / WHEELS).mkdir()
+        wheels = tuple(write_wheel(each, scratch / WHEELS).name for each in distributions)
+        precision = precision_of(packed.config, packed.weights)
+        _write_scripts(scratch, (packed.name, precision), extras)
+        sizes = _size(scratch / "model", "packed.bin"), _size(scratch)
+    return Bundle(target, packed.name, precision, drafted, wheels, *sizes)
+
+
+def _copy_model(folder: Path, packed: PackedModel, lighter: dict[int, PackedModel]) -> None:
+    """Make a folder of a model, with its weights in fewer bits beside those that it runs in."""
+    folder.mkdir()
+    others = [(KIND_OF_BITS[bits], made.folder) for bits, made in lighter.items()]
+    write_packed(packed.folder, packed.texts, folder, packed.name, others)
+    for bits, made in ((None, packed), *lighter.items()):
+        if find_packed(folder, bits).fingerprint != made.fingerprint:
+            raise CorruptModelError(
+                f"{quoted(made.folder)} was copied with other bytes; try again, and check the disk"
+            )
 
 
 @contextmanager
@@ -153,44 +190,31 @@ def _check_profile(path: Path, packed: PackedModel) -> None:
         )
 
 
-def _fill(
-    folder: Path,
-    packed: PackedModel,
-    distributions: list[Distribution],
-    profile: str | os.PathLike[str] | None,
-    notify: Callable[[str], None],
-) -> tuple[str, str, tuple[str, ...], int, int]:
-    """Write everything; gives the facts of a `Bundle`."""
-    for name in ("model", WHEELS):
-        (folder / name).mkdir()
-    write_packed(packed.folder, packed.texts, folder / "model", packed.name)
-    if find_packed(folder / "model").fingerprint != packed.fingerprint:
-        raise CorruptModelError(
-            f"{quoted(packed.folder)} was copied with other bytes; try again, and check the disk"
-        )
-    notify(f"making {len(distributions)} wheels of what is installed here")
-    wheels = tuple(write_wheel(each, folder / WHEELS).name for each in distributions)
-    if profile is not None:
-        shutil.copyfile(expanded(profile), folder / "profile.json")
+def _write_scripts(folder: Path, model: tuple[str, str], extras: Extras) -> None:
+    """What runs on the box and what people there read; ``model`` is its name and its precision."""
+    if extras.profile is not None:
+        shutil.copyfile(expanded(extras.profile), folder / "profile.json")
+    if extras.draft is not None:
+        (folder / "draft").write_text(extras.draft + "\n", encoding="utf-8")
     for script in _SCRIPTS:
         (folder / script).write_text(resources.files(__package__).joinpath(script).read_text(encoding="utf-8"))
     (folder / "run.sh").chmod(0o755)
     (folder / MACHINE).write_text(json.dumps(needs := machine(), indent=1))
-    precision = precision_of(packed.config, packed.weights)
-    weights = (folder / "model" / "packed.bin").stat().st_size
     facts = {
+        "name": model[0],
+        "precision": model[1],
         "version": __version__,
         "size": round(_size(folder) / 1e6),
-        "profile": "" if profile is None else _PROFILE,
+        "profile": "" if extras.profile is None else _PROFILE,
+        "draft": "" if extras.draft is None else _DRAFT.format(extras.draft),
+        **needs,
     }
-    facts |= {"name": packed.name, "precision": precision, **needs}
     (folder / "README.txt").write_text(_README.format(**facts), encoding="utf-8")
     _note_sums(folder)
-    return packed.name, precision, wheels, weights, _size(folder)
 
 
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def _size(folder: Path, pattern: str = "*") -> int:
+    return sum(path.stat().st_size for path in folder.rglob(pattern) if path.is_file())
 
 
 def _note_sums(folder: Path) -> None:

@@ -35,4 +35,14 @@ if [ -r "$here/profile.json" ]; then
     generate* | chat* | batch*) set -- --profile "$here/profile.json" "$@" ;;
     esac
 fi
+# the draft of the bundle, whose weights lie in it
+if [ -r "$here/draft" ]; then
+    case "$verb $* " in
+    *" --draft "* | *" --draft="*) ;;
+    generate* | chat* | batch* | serve*)
+        read -r draft <"$here/draft"
+        set -- --draft "$draft" "$@"
+        ;;
+    esac
+fi
 exec "$venv/bin/python" -P -m selfspec "$verb" --model "$here/model" "$@"

@@ -2,6 +2,7 @@
 
 It has configuration and tokenizer as a checkpoint has them, ``packed.bin`` and ``packed.json``
 (`runtime.packed`), and a manifest with sizes and checksums, which are verified whenever the folder is loaded.
+The same weights in fewer bits, for drafts, are two such files in a folder of their own, such as ``int4``.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from selfspec.model.families import with_layout_of
 from selfspec.model.reading import one_line, quoted, read_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from selfspec.model.config import ModelConfig
     from selfspec.model.tokenizer import Tokenizer
 
 WEIGHTS = ("packed.bin", "packed.json")
-_HEAD = WEIGHTS[1]
+_BYTES, _HEAD = WEIGHTS
 
 
 def is_packed(folder: Path) -> bool:
@@ -41,10 +43,17 @@ def packed_config(folder: Path) -> ModelConfig:
     return _laid_out(folder, read_config(folder))
 
 
-def open_packed(folder: Path, layout: int) -> tuple[ModelConfig, Tokenizer]:
+def packing_of(folder: Path, kind: str | None) -> Path:
+    """Where a folder has its weights in a kind of packed matrix (None: as it was packed): there, or in itself."""
+    own = folder / (kind or "")
+    return own if (own / _HEAD).is_file() else folder
+
+
+def open_packed(folder: Path, layout: int, packing: Path) -> tuple[ModelConfig, Tokenizer]:
     """Configuration and tokenizer of a folder whose files are as they were written.
 
-    ``layout`` is the number that packed weights must have to be read here.
+    ``layout`` is the number that packed weights must have to be read here, ``packing`` the `packing_of` which they
+    are; the bytes of others are not looked at.
 
     Raises
     ------
@@ -56,7 +65,7 @@ def open_packed(folder: Path, layout: int) -> tuple[ModelConfig, Tokenizer]:
     about = read_manifest(folder)
     if not about:
         raise CorruptModelError(f"{quoted(folder)} has packed weights but no readable manifest; copy it again")
-    found = {"format": about.get("format")}, {"layout": read_json(folder / _HEAD).get("layout")}
+    found = {"format": about.get("format")}, {"layout": read_json(packing / _HEAD).get("layout")}
     for given, wanted in zip(found, (FORMAT, layout), strict=True):
         for what, number in given.items():
             if number != wanted and isinstance(number, int):
@@ -65,16 +74,24 @@ def open_packed(folder: Path, layout: int) -> tuple[ModelConfig, Tokenizer]:
                     f"{quoted(folder)} was packed by {age} selfspec ({what} {number}; this one reads {wanted}): "
                     "use that version, or pack the model again with `selfspec bundle`"
                 )
-    if problem := problem_of(folder):
+    own = (packing / _BYTES).relative_to(folder).as_posix()
+    if problem := problem_of(folder, lambda name: name.endswith(_BYTES) and name != own):
         raise CorruptModelError(f"{quoted(folder)} is damaged ({problem}); copy or pack it again")
     config, tokenizer = open_texts(folder)
     return _laid_out(folder, config), tokenizer
 
 
-def write_packed(weights: Path, texts: Path, target: Path, name: str) -> None:
-    """Make an empty folder ``target`` one with the packed weights of a folder, and the ``texts`` of another."""
-    for file in (*(weights / file for file in WEIGHTS), *text_files(texts)):
-        copy = target / file.relative_to(weights if file.name in WEIGHTS else texts)
+def write_packed(
+    weights: Path, texts: Path, target: Path, name: str, lighter: Sequence[tuple[str, Path]] = ()
+) -> None:
+    """Make an empty folder ``target`` one with the packed weights of a folder, and the ``texts`` of another.
+
+    ``lighter`` are folders of the same weights in fewer bits, each with the kind of its matrices.
+    """
+    files = {target / file.relative_to(texts): file for file in text_files(texts)}
+    for kind, source in (("", weights), *lighter):
+        files |= {target / kind / file: source / file for file in WEIGHTS}
+    for copy, file in files.items():
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, copy)
     about: dict[str, Any] = {"format": FORMAT, "name": name}

@@ -19,7 +19,7 @@ from selfspec.model.checkpoint import open_texts
 from selfspec.model.disk import room
 from selfspec.model.gguf import convert, gguf_kinds
 from selfspec.model.load import config_of, find_checkpoint, locate, silent
-from selfspec.model.packed_folder import open_packed
+from selfspec.model.packed_folder import open_packed, packing_of
 from selfspec.model.reading import one_line, quoted
 from selfspec.model.stored import from_safetensors
 from selfspec.runtime.blocks import EXACT_BLOCKS, KIND_OF_BLOCKS
@@ -120,16 +120,21 @@ def find_packed(
 
         entry = converted(checkpoint.folder, pack, notify, form, checkpoint.fingerprint)
     weights, rounding = _read(entry, config)
-    return PackedModel(name, config, tokenizer, weights, rounding, checksum(entry / "packed.bin"), entry, texts)
+    return PackedModel(name, config, tokenizer, weights, rounding, checksum(entry, "packed.bin"), entry, texts)
 
 
 def _complete(folder: Path, name: str, bits: int | None) -> PackedModel:
     """The model of a folder that was packed elsewhere."""
-    config, tokenizer = open_packed(folder, LAYOUT)
-    weights, rounding = _read(folder, config, "copy or pack it again")
-    _check_packed_bits(folder, config, weights, bits)
-    fingerprint = checksum(folder / "packed.bin")
-    return PackedModel(name, config, tokenizer, weights, rounding, fingerprint, folder, folder)
+    packing = _packing(folder, bits)
+    config, tokenizer = open_packed(folder, LAYOUT, packing)
+    weights, rounding = _read(packing, config, "copy or pack it again")
+    _check_packed_bits(packing, config, weights, bits)
+    fingerprint = checksum(folder, (packing / "packed.bin").relative_to(folder).as_posix())
+    return PackedModel(name, config, tokenizer, weights, rounding, fingerprint, packing, folder)
+
+
+def _packing(folder: Path, bits: int | None) -> Path:
+    return packing_of(folder, None if bits is None else KIND_OF_BITS[bits])
 
 
 def _check_packed_bits(folder: Path, config: ModelConfig, weights: PackedWeights, bits: int | None) -> None:
@@ -154,8 +159,9 @@ def packed_sizes(model: str | os.PathLike[str], bits: int | None = None) -> tupl
     config = config_of(model)
     require_supported(config)
     if kind == "packed":
-        weights, _ = _read(path, config, "copy or pack it again")
-        _check_packed_bits(path, config, weights, bits)
+        packing = _packing(path, bits)
+        weights, _ = _read(packing, config, "copy or pack it again")
+        _check_packed_bits(packing, config, weights, bits)
         return precision_of(config, weights), {key: weight.data.nbytes for key, weight in weights.items()}
     kinds = gguf_kinds(path) if kind == "gguf" else {}
     matrices: PackedWeights = {}
