@@ -153,7 +153,7 @@ def _on_cpu(model: Any, placed: dict[str, Any], told: tuple[Any, Any]) -> Loaded
 
     self_test()
     packed = find_packed(model, placed["bits"], notify=told[0], progress=told[1])
-    made = CpuRuntime(packed.config, packed.weights, placed["threads"], placed["kv"])
+    made = CpuRuntime(packed.config, packed.held(), placed["threads"], placed["kv"])
     return Loaded(made, packed.tokenizer, packed.name, packed.fingerprint)
 
 

@@ -16,16 +16,16 @@ def available_processors(root: Path = _ROOT) -> int:
     read below ``root``; every group up to the topmost one limits.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [quota for group in _groups(root) if (quota := _quota(group)) is not None]
+    quotas = [quota for group in groups(root, "cpu") if (quota := _quota(group)) is not None]
     return max(1, min([count, *(int(quota) for quota in quotas)]))
 
 
-def _groups(root: Path) -> list[Path]:
-    """The folders of the control groups that this process is in and of those above them."""
+def groups(root: Path, controller: str) -> list[Path]:
+    """The folders of the control groups of a controller that this process is in and of those above them."""
     found: list[Path] = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         _, controllers, name = line.split(":", 2) if line.count(":") >= 2 else ("", "-", "")
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         mounts = (
             ("sys/fs/cgroup", "sys/fs/cgroup/unified") if not controllers else (f"sys/fs/cgroup/{controllers}",)
@@ -37,9 +37,9 @@ def _groups(root: Path) -> list[Path]:
 
 def _quota(group: Path) -> float | None:
     """Processors that a group may use; None where it has no limit, or none that can be read."""
-    limit = _read(group / "cpu.max").split()
+    limit = text_of(group / "cpu.max").split()
     if not limit:
-        limit = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        limit = [text_of(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
     try:
         quota, period = (int(value) for value in limit)
     except ValueError:  # "max", or nothing
@@ -47,7 +47,8 @@ def _quota(group: Path) -> float | None:
     return quota / period if quota > 0 and period > 0 else None
 
 
-def _read(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What a file of the system says; "" where it cannot be read."""
     try:
         return path.read_text()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Weights packed for the native core: written once into the conversion cache, then mapped into memory.
+"""Weights packed for the native core: written once into the conversion cache, then mapped or read into memory.
 
 An entry has ``packed.bin``, the buffers one after the other, each at a multiple of 64 bytes, and
 ``packed.json``, which says what they are. One entry belongs to the weights, the bits, and the layout.
@@ -24,6 +24,7 @@ from selfspec.model.reading import one_line, quoted
 from selfspec.model.stored import from_safetensors
 from selfspec.runtime.blocks import EXACT_BLOCKS, KIND_OF_BLOCKS
 from selfspec.runtime.cpu_model import precision_of, require_supported
+from selfspec.runtime.held import held
 from selfspec.runtime.packing import (
     KIND_OF_BITS,
     KIND_OF_DTYPE,
@@ -71,6 +72,10 @@ class PackedModel:
     fingerprint: str
     folder: Path
     texts: Path
+
+    def held(self) -> PackedWeights:
+        """The weights for many passes (`runtime.held`); ``weights`` are mapped."""
+        return _read(self.folder, self.config, open_bytes=held)[0]
 
 
 def find_packed(
@@ -248,9 +253,12 @@ def _error(made: Packed, dense: NDArray[np.float32]) -> float:
 
 
 def _read(
-    entry: Path, config: ModelConfig, remedy: str = "delete that folder, and they are made again"
+    entry: Path,
+    config: ModelConfig,
+    remedy: str = "delete that folder, and they are made again",
+    open_bytes: Callable[[Path], NDArray[np.uint8]] = lambda file: np.memmap(file, np.uint8, "r").view(np.ndarray),
 ) -> tuple[PackedWeights, float]:
-    """The mapped weights of an entry, and the error of rounding.
+    """The weights of an entry, by default mapped, and the error of rounding.
 
     Its files have the checksums that are noted beside them. What they say of themselves is checked all the same,
     before anything is read through it.
@@ -258,7 +266,7 @@ def _read(
     parts = [part for parts in parts_by_name(config).values() for part in parts]
     try:
         head = json.loads((entry / "packed.json").read_bytes())
-        buffer = np.memmap(entry / "packed.bin", np.uint8, "r").view(np.ndarray)
+        buffer = open_bytes(entry / "packed.bin")
         if head["layout"] != LAYOUT or set(head["weights"]) != {part.key for part in parts}:
             raise ValueError("packed.json lists the parts of another model")
         spans = {part.key: _span(part, head["weights"][part.key], len(buffer)) for part in parts}
