@@ -162,14 +162,15 @@ def test_the_embedded_model_takes_what_was_planned():
     """Guards the total against what the process really grows by, passes included: 3 %.
 
     The parts that a runtime states are exact; noise of the resident memory was under 1 % in ten runs. A busy
-    machine may take pages of the mapped weights away while it is measured: then the process is asked again.
+    machine may take pages of the program or of mapped weights away while it is measured, so that it seems to have
+    grown too much or too little: then the process is asked again.
     """
     command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[2] / "bench")]
     for _ in range(3):
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         planned, measured = json.loads(done.stdout)
         assert (planned["weights"], planned["cache"]) == (measured["weights"], measured["cache"])
-        if measured["resident"] > 0.97 * planned["total"]:
+        if planned["total"] == pytest.approx(measured["resident"], rel=0.03):
             break
     assert planned["total"] == pytest.approx(measured["resident"], rel=0.03)
 
