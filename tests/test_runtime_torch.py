@@ -73,6 +73,33 @@ def test_logits_equal_transformers_in_float64(variant):
     assert np.abs(logits - want).max() < 1e-9
 
 
+ROPES = {
+    "150,000": {"rope_type": "default", "rope_theta": 150000.0},
+    "500,000": {"rope_type": "default", "rope_theta": 500000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 150000.0, "factor": 4.0},
+    "llama3": VARIANTS["llama3 rope"]["rope_parameters"] | {"rope_theta": 150000.0},
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 96,
+    },
+}
+
+
+@pytest.mark.parametrize("width", [64, 96, 128, 256])
+@pytest.mark.parametrize("rope", ROPES)
+def test_rotary_frequencies_are_those_of_transformers(rope, width):
+    """Guards the last bit: powers of NumPy, and correctly rounded ones, are not torch's."""
+    changes = {"num_hidden_layers": 1, "head_dim": width, "rope_parameters": ROPES[rope]}
+    model = hugging_face(**changes).float()
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)  # float64 has not passed through it
+    (turn,) = TorchRuntime.of(model)._turns.values()
+    assert torch.equal(turn.frequencies, model.model.rotary_emb.inv_freq)
+
+
 def test_parameter_tensors_are_shared_not_copied():
     """Guards the promise of zero extra memory for a model that is already loaded."""
     model = hugging_face()

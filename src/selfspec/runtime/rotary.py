@@ -33,8 +33,9 @@ def inverse_frequencies(rope: Rope, head_dim: int, power: Power = exact_power) -
     if rope.kind == "linear":
         return (plain / np.float32(rope.factor)).astype(np.float32)
     if rope.kind == "llama3":
-        wavelength = np.float32(2 * math.pi) / plain
-        ratio = np.float32(rope.original_context) / wavelength
+        # in torch a number ÷ an array is that number times the reciprocals
+        wavelength = np.float32(2 * math.pi) * (np.float32(1.0) / plain)
+        ratio = np.float32(rope.original_context) * (np.float32(1.0) / wavelength)
         blend = (ratio - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
         blend = blend.clip(0.0, 1.0)  # 0 for long wavelengths: fully scaled; 1 for short ones: untouched
         return ((1 - blend) * plain / rope.factor + blend * plain).astype(np.float32)

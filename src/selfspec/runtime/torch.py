@@ -89,7 +89,7 @@ class TorchRuntime(Runtime):
     def _turn(self, rope: Rope | None) -> Turn | None:
         """A rotary embedding with its frequencies, one for all layers that have it."""
         if rope is not None and rope not in self._turns:
-            frequencies = torch.from_numpy(inverse_frequencies(rope, self.config.head_dim))
+            frequencies = torch.from_numpy(inverse_frequencies(rope, self.config.head_dim, _power))
             self._turns[rope] = Turn(rope, frequencies.to(self._embedding.device))
         return None if rope is None else self._turns[rope]
 
