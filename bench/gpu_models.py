@@ -1,4 +1,4 @@
-"""Shapes and random weights for `gpu.py`, and what the cost model expects of them."""
+"""Shapes of Llamas for `gpu.py`, and random weights for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from selfspec.control import best_gamma, draft_cost, expected_tokens, shared_share
 from selfspec.model.config import Layer, ModelConfig, Rope
 from selfspec.model.families import weight_shapes
 
@@ -83,45 +82,3 @@ def random_weights(
         for part in ("self_attn.o_proj", "mlp.down_proj"):
             weights[f"model.layers.{layer}.{part}.weight"].zero_()
     return config, weights
-
-
-# -- predictions ------------------------------------------------------------------------------------------
-
-GPUS = {"H200": 4.8e12, "RTX 4090": 1.01e12}  # bytes a second, by their data sheets
-REACHED = 0.82  # share of it that a plain token gets
-ROWS = 1.03  # v(8): the rows are there in plain decoding, too; what is left is the head's and attention's
-HOST = 0.15e-3  # seconds of a round in which the device waits for the host
-
-
-def predictions() -> str:
-    """Tokens per second and speedups that the cost model expects, as a table."""
-    lines = ["| GPU | model | plain ms | plain tokens/s | look-up, α 0.8 | exit L/4: α 0.6 | 0.7 | 0.8 | 0.9 |"]
-    lines.append("|" + "---|" * 9)
-    for gpu, bandwidth in GPUS.items():
-        for name, shape in SHAPES.items():
-            lines.append(f"| {gpu} | {name} | " + " | ".join(_cells(shape, bandwidth)) + " |")
-    return "\n".join(lines)
-
-
-def _cells(shape: Shape, bandwidth: float) -> list[str]:
-    config = shape.config("bfloat16")
-    head = config.head_parameters
-    layers = config.num_layers * config.active_layer_parameters
-    whole = 2 * (layers + head) / (REACHED * bandwidth)
-    share = head / (layers + head)
-    k = shape.layers // 4
-    c, f = draft_cost(shape.layers, k, share), shared_share(shape.layers, k, share)
-    plain = whole + HOST
-    made = [f"{plain * 1e3:.2f}", f"{1 / plain:.0f}", _expected(0.8, 7, (0.0, 0.0), (whole, plain))]
-    for alpha in (0.6, 0.7, 0.8, 0.9):
-        gamma = best_gamma(alpha, c, ROWS, f, 7)
-        made.append(_expected(alpha, gamma, (c, f), (whole, plain)))
-    return made
-
-
-def _expected(alpha: float, gamma: int, costs: tuple[float, float], seconds: tuple[float, float]) -> str:
-    """S with γ, the host's share counted in both rounds."""
-    (c, f), (whole, plain) = costs, seconds
-    rows = 1.0 if gamma == 0 else ROWS
-    drafted = whole * (gamma * c + f + (1.0 - f) * rows) + HOST
-    return f"{expected_tokens(alpha, gamma) * plain / drafted:.2f} (γ {gamma})"
