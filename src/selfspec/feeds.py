@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from selfspec.joining import concatenate
+from selfspec.prefixes import shared_length
 from selfspec.types import SubLayer, namespace
 
 if TYPE_CHECKING:
@@ -76,9 +77,7 @@ class Feed:
         """Rows that are committed, from position ``first`` on."""
         if first != self.end:
             self.begin(first)
-        held = 0  # of those that the reader has run already, because it has drafted them
-        while held < min(len(self.guessed), len(tokens)) and self.guessed[held] == tokens[held]:
-            held += 1
+        held = shared_length(self.guessed, tokens)  # those that the reader has run: it has drafted them
         self.guessed = []
         if held:
             assert not self.tokens

@@ -23,7 +23,7 @@ def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
     most = min(len(one), len(other))
     if one[:most] == other[:most]:  # often, and much faster
         return most
-    return next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), most)
 
 
 class Prefixes:

@@ -129,8 +129,8 @@ class Stats:
             self.accepted += commit.accepted
             self.accepted_prediction_tokens += commit.predicted_accepted
             self.rejected_prediction_tokens += commit.predicted - commit.predicted_accepted
-            _add(self.drafted_per_position, commit.widths)
-            _add(self.accepted_per_position, (1,) * commit.accepted)
+            add_per_position(self.drafted_per_position, commit.widths)
+            add_per_position(self.accepted_per_position, (1,) * commit.accepted)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -154,7 +154,8 @@ class Stats:
         return (self.tokens - self.texts) / span if self.tokens > self.texts and span > 0 else None
 
 
-def _add(per_position: list[int], counts: Sequence[int]) -> None:
+def add_per_position(per_position: list[int], counts: Sequence[int]) -> None:
+    """Add counts by depth in a draft to such sums, which grow where a draft is deeper."""
     per_position.extend([0] * (len(counts) - len(per_position)))
     for i, count in enumerate(counts):
         per_position[i] += count

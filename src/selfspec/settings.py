@@ -77,6 +77,13 @@ def require_least(options: Any, **least: int) -> None:
             raise OptionError(f"{name} is {value}; it must be at least {smallest}")
 
 
+def require_defaults(options: Any, names: Iterable[str], why: str) -> None:
+    """Raise OptionError, which ends with ``why``, for the first of these fields that is not at its default."""
+    for name in names:
+        if (value := getattr(options, name)) != getattr(type(options), name):
+            raise OptionError(f"{name} is {value!r}, {why}")
+
+
 @dataclass(frozen=True, eq=False)
 class Prefix:
     """The tokens before one row: a text, and the draft tokens that stand between it and the row.

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from selfspec.plans import Cut, LayerPlan, Part, Spans, SubLayer
-from selfspec.settings import Array, Integers, Prefix, Processor, Sampling, require_least, require_types
+from selfspec.settings import (
+    Array,
+    Integers,
+    Prefix,
+    Processor,
+    Sampling,
+    require_defaults,
+    require_least,
+    require_types,
+)
 from selfspec.unseen import Unseen
 
 if TYPE_CHECKING:
@@ -41,6 +50,7 @@ __all__ = [
     "Verdict",
     "namespace",
     "on_host",
+    "require_defaults",
     "require_least",
     "require_types",
 ]
@@ -188,6 +198,11 @@ class Rows:
         lines: list[list[int]] = []
         for cell, parent in zip(cells, parents, strict=True):
             lines.append([*(lines[parent] if parent >= 0 else ()), cell])
+        return cls.along(slots, lines)
+
+    @classmethod
+    def along(cls, slots: Sequence[int], lines: Sequence[list[int]]) -> Rows:
+        """Rows at the ends of ``lines``, each of which lists the cells from the root of its tree to its own."""
         width = max(map(len, lines))
         lineage = np.asarray([line + line[-1:] * (width - len(line)) for line in lines], dtype=np.int64)
         depths = np.asarray([len(line) - 1 for line in lines], dtype=np.int64)

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from selfspec.drafters.shadow import Choice, ExitControl, ExitCosts, Ladder, Shadow
 from selfspec.drafters.steps import Growing, StepDrafter
 from selfspec.errors import SelfspecError
+from selfspec.joining import concatenate
+from selfspec.prefixes import shared_length
 from selfspec.sampling import top_probability
-from selfspec.types import Array, Draft, LayerPlan, namespace
+from selfspec.types import Array, Draft, LayerPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -165,7 +167,7 @@ class AdaptiveExit(StepDrafter):
             if not left:
                 break
             self._raise_to(context, left, (start, stop))
-            logits = context.runtime.logits(_stacked([climb.kept[row] for climb in left]))
+            logits = context.runtime.logits(concatenate([climb.kept[row] for climb in left]))
             if start:
                 context.count([climb.text.slot for climb in left], self._costs.head)
             for climb, own in zip(left, logits, strict=True):
@@ -186,7 +188,7 @@ class AdaptiveExit(StepDrafter):
         entering = [climb.kept[row] for climb, row in rows]
         texts, depths = [climb.text for climb, _ in rows], [row for _, row in rows]
         taps = [layer for layer in climbs[0].watch if start < layer < stop]
-        hidden, tapped = context.deepen(texts, depths, _stacked(entering) if start else entering, layers, taps)
+        hidden, tapped = context.deepen(texts, depths, concatenate(entering) if start else entering, layers, taps)
         for i, (climb, row) in enumerate(rows):
             assert climb.layers[row] == start
             climb.kept[row], climb.layers[row] = hidden[i : i + 1], stop
@@ -206,7 +208,7 @@ class AdaptiveExit(StepDrafter):
         assert isinstance(chain, _Climb)
         if not chain.kept:
             return replace(chain.comb.draft(), watch=chain.watch)
-        return replace(chain.comb.draft(_stacked(chain.kept), tuple(chain.layers)), watch=chain.watch)
+        return replace(chain.comb.draft(concatenate(chain.kept), tuple(chain.layers)), watch=chain.watch)
 
     # -- learning ------------------------------------------------------------------------------------------
 
@@ -217,14 +219,7 @@ class AdaptiveExit(StepDrafter):
         if not climb.watch and not climb.said:
             return
         came = climb.text.tokens[climb.length :]
-        rows = 1 + next(
-            (
-                i
-                for i, (drafted, token) in enumerate(zip(climb.comb.tokens, came, strict=False))
-                if drafted != token
-            ),
-            min(len(climb.comb.tokens), len(came) - 1),
-        )
+        rows = 1 + shared_length(climb.comb.tokens, came[:-1])
         self._look(context, climb, seen, rows)
         for row in range(rows):
             shadows = self._shadows(climb, row, seen.logits[row])
@@ -237,7 +232,7 @@ class AdaptiveExit(StepDrafter):
         states = seen.states | climb.passed
         missing = [(row, layer) for row in range(rows) for layer in climb.watch if (row, layer) not in climb.said]
         if missing:
-            logits = context.runtime.logits(_stacked([states[at] for at in missing]))
+            logits = context.runtime.logits(concatenate([states[at] for at in missing]))
             context.count([climb.text.slot] * len(missing), self._costs.head)
             climb.said |= zip(missing, logits, strict=True)
 
@@ -257,8 +252,3 @@ class AdaptiveExit(StepDrafter):
                 right = 0.0
             found[layer] = Shadow(climb.confidences.get((at, layer)) or top_probability(logits), right)
         return found
-
-
-def _stacked(states: Sequence[Array]) -> Array:
-    """States [1, d] as one array [R, d]."""
-    return states[0] if len(states) == 1 else namespace(states[0]).concat(list(states), axis=0)

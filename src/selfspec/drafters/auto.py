@@ -30,13 +30,14 @@ from typing import TYPE_CHECKING
 
 from selfspec import drafters
 from selfspec.drafters.base import Drafter, DraftOptions, Extra, inherited, option, repeatable_option
-from selfspec.drafters.evidence import Counts, Estimate, Knowledge, Mean, Rounds, held, promised
+from selfspec.drafters.evidence import Counts, Estimate, Knowledge, Mean, Rounds, promised
 from selfspec.drafters.explain import Expected, Tally, explained
 from selfspec.drafters.prior import read_prior
 from selfspec.drafters.specs import Spec, parse_specs, with_commas
 from selfspec.drafters.trained import shipped
 from selfspec.drafters.turn import NOTHING, Choice, Memory, Seat, Turn
 from selfspec.errors import OptionError
+from selfspec.prefixes import shared_length
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -266,7 +267,7 @@ class Auto(Drafter):
             if is_right and not choice.drafter.is_free:
                 self._knowledge.think_at = 0
             if draft.chances:
-                choice.record.said(promised(draft.chances[: len(came)]), held(chain, came))
+                choice.record.said(promised(draft.chances[: len(came)]), shared_length(chain, came))
             else:
                 memory.estimates[i].learn(chain, came)
         if choice.drafter.is_free:

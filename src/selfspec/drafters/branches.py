@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from selfspec.drafters.ahead import Outcome, likeliest
 from selfspec.drafters.steps import Growing, next_best
 from selfspec.errors import SelfspecError
@@ -63,11 +61,7 @@ def branches_of(options: CombOptions, trunk: Growing, logits: Array, fan: Sequen
 
 def rows_of(branches: Sequence[Branch]) -> Rows:
     """The next row of every branch, beside each other."""
-    lines = [branch.lineage for branch in branches]
-    width = max(map(len, lines))
-    lineage = np.asarray([line + line[-1:] * (width - len(line)) for line in lines], dtype=np.int64)
-    positions = np.asarray([line[0] + len(line) - 1 for line in lines], dtype=np.int64)
-    return Rows(np.asarray([branch.text.slot for branch in branches], dtype=np.int64), positions, lineage)
+    return Rows.along([branch.text.slot for branch in branches], [branch.lineage for branch in branches])
 
 
 def _likely(text: Text, logits: Array, draft: Sequence[int], count: int) -> list[int]:

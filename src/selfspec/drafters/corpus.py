@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from selfspec.prefixes import shared_length
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -58,7 +60,7 @@ class Corpus:
         wanted = list(text[-DEPTH:])[::-1]
         at = bisect_left(self._order, wanted, key=lambda place: self._before(place, DEPTH))
         beside = [self._order[i] for i in (at - 1, at) if 0 <= i < len(self._order)]
-        length = max((_common(self._before(place, DEPTH), wanted) for place in beside), default=0)
+        length = max((shared_length(self._before(place, DEPTH), wanted) for place in beside), default=0)
         if length == 0:
             return Found(0, [])
         start, stop = self._alike(at, wanted[:length])
@@ -139,8 +141,3 @@ def _by_first_tokens(
 def _starts(key: NDArray[Any]) -> NDArray[np.bool_]:
     """Where a sorted array has a new value."""
     return np.concatenate([[True], key[1:] != key[:-1]])
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many first entries are equal."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -22,7 +22,8 @@ from selfspec.drafters.comb import CombOptions
 from selfspec.drafters.steps import Growing, StepDrafter
 from selfspec.drafters.vocabulary import as_wide, require_same_tokens
 from selfspec.errors import OptionError
-from selfspec.types import LayerPlan, Rows, namespace, require_least
+from selfspec.joining import concatenate
+from selfspec.types import LayerPlan, Rows, require_least
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -260,7 +261,7 @@ class DraftModel(StepDrafter):
             hidden, _ = model.run(model.embed(read[start:stop], part.positions), plan, part, cache)
             if ends := [row - start for row in last if start <= row < stop]:
                 kept.append(hidden[ends])
-        return kept[0] if len(kept) == 1 else namespace(kept[0]).concat(kept, axis=0)
+        return concatenate(kept)
 
     def _cache(self, context: Context) -> Cache:
         """One for each context, with its slots; as long as its own, or as this model can read."""

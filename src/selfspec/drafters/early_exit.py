@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from selfspec.drafters.learning_head import LearningHead, LearnOptions
 from selfspec.drafters.self_draft import FixedSelfDraft
 from selfspec.drafters.trimmed_exit import TrimmedExit, read_vocabulary
 from selfspec.errors import OptionError
-from selfspec.types import LayerPlan
+from selfspec.types import LayerPlan, require_defaults
 
 if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
@@ -64,11 +64,8 @@ class EarlyExitOptions(LearnOptions):
                 f"draft_vocabulary is {self.draft_vocabulary!r}, which {other} does not read; leave it out"
             )
         if not self.is_adaptive:
-            for f in fields(EarlyExitOptions)[-3:]:
-                if (value := getattr(self, f.name)) != f.default:
-                    raise OptionError(
-                        f"{f.name} is {value!r}, which only exit_layer={ADAPTIVE} reads; leave it out"
-                    )
+            why = f"which only exit_layer={ADAPTIVE} reads; leave it out"
+            require_defaults(self, ("exits", "shadows", "row_price"), why)
             return
         if self.confidence or self.adaptive:
             name = "confidence" if self.confidence else "adaptive"

@@ -37,7 +37,8 @@ KEPT_AT_CHANGE = 2.0
 LONGEST_PAUSE = 512
 """Rounds after which even what was never worth it is tried again."""
 FOLLOW = 0.25
-_NOTHING = 0.02
+"""How far what passes take follows one of unexpected length: the power of its ratio."""
+_NOTHING = 0.02  # tokens that are not worth looking further
 _DEPTHS = 8  # that are told apart; the last one stands for all below it
 
 
@@ -224,16 +225,6 @@ def promised(chances: Sequence[float]) -> float:
         holds *= chance
         total += holds
     return total
-
-
-def held(draft: Sequence[int], came: Sequence[int]) -> int:
-    """How many of the first tokens of a draft are those that came."""
-    right = 0
-    for guess, token in zip(draft, came, strict=False):
-        if guess != token:
-            break
-        right += 1
-    return right
 
 
 class Account:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from selfspec.rounds import add_per_position
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -59,8 +61,8 @@ class Tally:
         line = self.lines[by]
         line.rounds += 1
         line.tokens += len(commit.tokens)
-        _add(line.drafted, commit.depth)
-        _add(line.accepted, commit.accepted)
+        add_per_position(line.drafted, (1,) * commit.depth)
+        add_per_position(line.accepted, (1,) * commit.accepted)
         if by >= 0:
             self.last_draft = self.rounds
         if probed is not None:
@@ -69,12 +71,6 @@ class Tally:
     def took(self, by: int, seconds: float) -> None:
         """What that round took, shared among its texts."""
         self.lines[by].seconds += seconds
-
-
-def _add(counts: list[int], depth: int) -> None:
-    counts.extend([0] * (depth - len(counts)))
-    for i in range(depth):
-        counts[i] += 1
 
 
 def explained(labels: Sequence[str], tally: Tally, expected: Sequence[Expected]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ verification is told the law that a token was drawn from.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from selfspec.errors import OptionError, UnsupportedModelError
 from selfspec.learning.learner import Learner, LearnSettings, Offered
 from selfspec.model.head_file import HeadFacts, HeadFile
 from selfspec.model.reading import expanded
+from selfspec.types import require_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,9 +60,8 @@ class LearnOptions(HeadOptions):
         elif given is not None and (not isinstance(given, str) or not given):
             raise OptionError(f"learn_out is {given!r}; it must name a file")
         if not self.learn:
-            for f in fields(LearnOptions)[-3:]:
-                if (value := getattr(self, f.name)) != f.default:
-                    raise OptionError(f"{f.name} is {value!r}, which only learning reads; give learn, too")
+            why = "which only learning reads; give learn, too"
+            require_defaults(self, ("learn_share", "learn_memory", "learn_out"), why)
             return
         _ = self.learning  # what is wrong with its numbers is said now
         if self.learn_out is not None:

@@ -155,8 +155,8 @@ class Medusa(StepDrafter):
         for head in self._heads[: max(depths)]:
             logits = on_host(head.attached.logits(self._ran(context, head, texts, entering)))
             said.append([_likeliest(row, self._nodes, head.attached.vocabulary) for row in logits])
-        return [self._tree(text, [step[i] for step in said[:depth]]) for i, (text, depth) in
-                enumerate(zip(texts, depths, strict=True))]  # fmt: skip
+        wanted = enumerate(zip(texts, depths, strict=True))
+        return [self._tree(text, [step[i] for step in said[:depth]]) for i, (text, depth) in wanted]
 
     def _tree(self, text: Text, levels: Sequence[_Level]) -> Draft:
         """Nodes in the falling order of their paths' probabilities, so that parents come first."""

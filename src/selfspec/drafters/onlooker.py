@@ -11,6 +11,7 @@ from selfspec.context import Text
 from selfspec.drafters import create, resolve
 from selfspec.errors import OptionError
 from selfspec.model.config import ModelConfig
+from selfspec.prefixes import shared_length
 from selfspec.rounds import Commit
 from selfspec.sampling import Chance
 from selfspec.types import MAX_GAMMA, Sampling
@@ -98,8 +99,7 @@ class Onlooker:
         owner, text = self._owner, self._text
         new = tuple(int(token) for token in tokens[len(self._seen) :])
         if new:
-            held = next((i for i, (a, b) in enumerate(zip(self._last, new, strict=False)) if a != b), None)
-            accepted = min(len(self._last), len(new)) if held is None else held
+            accepted = shared_length(self._last, new)
             self.drafted += len(self._last)
             self.accepted += accepted
             self._seen = np.array(tokens, dtype=np.int64)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from selfspec.drafters.steps import Growing, StepDrafter
 from selfspec.errors import OptionError
+from selfspec.joining import concatenate
 from selfspec.on_device import draft_steps
-from selfspec.types import Array, Draft, namespace
+from selfspec.types import Array, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -69,8 +70,7 @@ class SelfDraft(StepDrafter):
             return chain.whole
         if not chain.kept:
             return chain.comb.draft()
-        states = namespace(chain.kept[0]).concat(chain.kept, axis=0)
-        return chain.comb.draft(states, self.plan_of(chain.text).shared_prefix)
+        return chain.comb.draft(concatenate(chain.kept), self.plan_of(chain.text).shared_prefix)
 
 
 def require_rows_aside(name: str, config: ModelConfig) -> None:

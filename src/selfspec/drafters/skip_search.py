@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from selfspec.control import best_gamma, speedup
+from selfspec.joining import concatenate
 from selfspec.types import LayerPlan, SubLayer, namespace, on_host
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _run(
     """The states of every path after the unit."""
     others = (step for step in context.full.steps if step not in unit.steps)
     plan, count = LayerPlan.without(context.full.num_layers, others), len(positions)
-    before = namespace(paths[0].states).concat([path.states for path in paths.values()], axis=0)
+    before = concatenate([path.states for path in paths.values()])
     after, _ = context.replay(plan, text, before, np.tile(positions, len(paths)))
     return {weight: after[i * count : (i + 1) * count] for i, weight in enumerate(paths)}
 

@@ -26,6 +26,7 @@ from selfspec.drafters.base import Drafter, DraftOptions, Extra, option
 from selfspec.drafters.comb import chain_of
 from selfspec.drafters.specs import ARROW, STAGED, parse_specs
 from selfspec.errors import OptionError
+from selfspec.prefixes import shared_length
 from selfspec.types import Draft
 
 if TYPE_CHECKING:
@@ -171,9 +172,7 @@ class Staged(Drafter):
     def observe(self, text: Text, commit: Commit) -> None:
         """Every stage learns how much of what it has handed on has come, had it been verified."""
         for stage, draft in zip(self._stages, self._handed[text], strict=False):
-            held = 0
-            while held < min(len(draft.widths), len(commit.tokens)) and draft.tokens[held] == commit.tokens[held]:
-                held += 1
+            held = shared_length(draft.tokens[: len(draft.widths)], commit.tokens)
             is_last = stage is self._stages[-1]
             stage.observe(text, commit if is_last else replace(commit, widths=draft.widths, accepted=held))
 

@@ -25,6 +25,7 @@ from selfspec.drafters.base import Drafter
 from selfspec.drafters.comb import Comb, CombOptions
 from selfspec.drafters.confidence import ConfidenceStop
 from selfspec.errors import ConstraintError, ModelError, SelfspecError
+from selfspec.prefixes import shared_length
 from selfspec.runtime.attached import Likeliest
 from selfspec.sampling import top_probability
 from selfspec.types import Array, Distribution, Draft, OneHot, namespace
@@ -217,9 +218,7 @@ def _with_predicted(draft: Draft, before: Draft) -> Draft:
     """The draft, which says of the guesses that it took over where they come from."""
     if not before.predicted:
         return draft
-    held = next(
-        (i for i, (a, b) in enumerate(zip(draft.tokens, before.tokens, strict=False)) if a != b), len(draft)
-    )
+    held = shared_length(draft.tokens, before.tokens)
     predicted = tuple(i for i in before.predicted if i < held)
     return replace(draft, predicted=predicted) if predicted else draft
 

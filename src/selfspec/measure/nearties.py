@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from selfspec.prefixes import shared_length
 from selfspec.types import LayerPlan, Prefix, Rows, on_host
 
 if TYPE_CHECKING:
@@ -107,9 +108,9 @@ class NearTies:
         if tuple(drafted) == tuple(plain):
             return
         where = place.prompt, place.drafter
-        at = next((i for i, (a, b) in enumerate(zip(drafted, plain, strict=False)) if a != b), None)
-        if at is None:  # one is the beginning of the other: an end was missed, and no rounding does that
-            at = min(len(drafted), len(plain))
+        at = shared_length(drafted, plain)
+        if at == min(len(drafted), len(plain)):
+            # one is the beginning of the other: an end was missed, and no rounding does that
             pair = (plain[at] if at < len(plain) else None, drafted[at] if at < len(drafted) else None)
             self.divergences.append(Divergence(*where, at, *pair, None, None, "bug"))
             return
