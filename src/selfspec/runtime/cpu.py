@@ -18,9 +18,9 @@ from selfspec.runtime.cores import available_processors
 from selfspec.runtime.cpu_attached import CpuAttached, Place
 from selfspec.runtime.cpu_blocks import CpuBlocks
 from selfspec.runtime.cpu_model import active_bytes, built, packed, precision_of, require_supported
-from selfspec.runtime.packing import BITS, Packed, native
+from selfspec.runtime.packing import BITS, Packed, floats, native
 from selfspec.runtime.parts import head_of, part_of, parts_of
-from selfspec.runtime.rings import Rings, split
+from selfspec.runtime.rings import Rings, run_in_parts, split
 from selfspec.types import MOST_ROWS
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class CpuRuntime(Runtime):
         assert isinstance(cache, CpuCache)
         self._check(plan)
         if cache.has_rings and (parts := split(rows, self.most_rows)):
-            return self._run_in_parts(hidden, (plan, taps), (rows, parts), cache)
+            return run_in_parts(lambda part, own: self.run(part, plan, own, cache, taps), hidden, rows, parts)
         out = np.array(hidden, dtype=np.float32, order="C")
         steps, places = _steps(plan, tuple(taps))
         tapped = np.empty((len(taps), *out.shape), dtype=np.float32)
@@ -234,20 +234,6 @@ class CpuRuntime(Runtime):
             where = (_integers(rows.slots), _integers(rows.positions), _lineage(rows))
             self._model.run(out, (steps, places, tapped, plan.experts or 0), where, cache.native)
         return out, {tap: tapped[i] for i, tap in enumerate(taps) if i in places}
-
-    def _run_in_parts(
-        self,
-        hidden: Any,
-        what: tuple[LayerPlan, Sequence[SubLayer]],
-        where: tuple[Rows, list[Integers]],
-        cache: CpuCache,
-    ) -> tuple[Floats, Mapping[SubLayer, Floats]]:
-        """The same, some rows after the others: a ring has room for no more at once."""
-        (plan, taps), (rows, parts) = what, where
-        made = [self.run(hidden[part], plan, rows.take(part), cache, taps) for part in parts]
-        back = np.argsort(np.concatenate(parts))
-        tapped = {tap: np.concatenate([found[tap] for _, found in made])[back] for tap in made[0][1]}
-        return np.concatenate([states for states, _ in made])[back], tapped
 
     def _check(self, plan: LayerPlan) -> None:
         """Raise OptionError for parts of sub-layers, or a number of experts that the plan's layers do not have."""
@@ -266,14 +252,14 @@ class CpuRuntime(Runtime):
         """Final norm and LM head over ``hidden`` [R, d]: logits [R, V], or of the rows of a trimmed ``head``."""
         used = self._head if head is None else head
         out = np.empty((hidden.shape[0], used.rows), dtype=np.float32)
-        self._model.logits(_floats(hidden), out, None if head is None else head.matrix())
+        self._model.logits(floats(hidden), out, None if head is None else head.matrix())
         return out
 
     def best(self, hidden: Any, head: Packed | None = None) -> Best:
         """What greedy decoding needs of the logits of ``hidden`` [R, d], without storing them."""
         rows = hidden.shape[0]
         found = Best(np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32))
-        self._model.best(_floats(hidden), *found, None if head is None else head.matrix())
+        self._model.best(floats(hidden), *found, None if head is None else head.matrix())
         return found
 
     def top(self, hidden: Any, k: int, head: Packed | None = None) -> tuple[Integers, Floats]:
@@ -330,10 +316,6 @@ def described(kernels: str | None = None, threads: int | None = None) -> str:
     """The core, its kernels and threads, for people; None stands for the defaults."""
     count = available_processors() if threads is None else threads
     return f"cpu ({kernels or native().kernel_sets()[0]}, {count} thread{'s' * (count > 1)})"
-
-
-def _floats(hidden: Any) -> Floats:
-    return np.ascontiguousarray(hidden, dtype=np.float32)
 
 
 def _integers(values: Integers) -> Integers:

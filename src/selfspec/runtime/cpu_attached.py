@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from selfspec.runtime.attached import Attached, embedding_of
-from selfspec.runtime.packing import BITS, KIND_OF_BITS, PRECISIONS, native, pack
+from selfspec.runtime.packing import BITS, KIND_OF_BITS, PRECISIONS, floats, native, pack
 from selfspec.runtime.rotary import inverse_frequencies
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ class CpuHead(Attached):
     def logits(self, states: Array) -> Floats:
         """See `Attached.logits`."""
         out = np.empty((len(states), self.config.vocab_size), dtype=np.float32)
-        self._model.logits(_floats(states), out, None)
+        self._model.logits(floats(states), out, None)
         return out
 
     def best(self, states: Array) -> list[Likeliest]:
         """See `Attached.best`: no row of logits is stored."""
         rows = len(states)
         tokens, logits, sums = np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32)
-        self._model.best(_floats(states), tokens, logits, sums, None)
+        self._model.best(floats(states), tokens, logits, sums, None)
         return self.named(tokens, np.exp(logits - sums).tolist())
 
 
@@ -106,9 +106,9 @@ class CpuAttached(CpuHead):
     def features(self, states: Array) -> Floats:
         """See `Attached.features`."""
         if not self._is_eagle:
-            return _floats(states)
+            return floats(states)
         out = np.empty((len(states), self.config.hidden_size), dtype=np.float32)
-        self._model.transformed(_floats(states), out, False)
+        self._model.transformed(floats(states), out, False)
         return out
 
     def run(self, entering: Array, tokens: Sequence[int], rows: Rows, cache: Cache | None) -> Floats:
@@ -121,14 +121,14 @@ class CpuAttached(CpuHead):
                 (out * out).mean(axis=1, keepdims=True) + np.float32(self.config.norm_eps)
             )
         if not len(self._steps):
-            self._model.transformed(_floats(entering), out, True)
+            self._model.transformed(floats(entering), out, True)
             return out
         assert cache is not None
         where = (np.ascontiguousarray(rows.slots), np.ascontiguousarray(rows.positions), None)
         beside = None
         if self._is_eagle:
             own = self._embedding
-            beside = self._target.embed(tokens) if own is None else _floats(own[np.asarray(tokens)])
+            beside = self._target.embed(tokens) if own is None else floats(own[np.asarray(tokens)])
         plan = (self._steps, self._places, self._no_taps, 0)
         self._model.run(out, plan, where, cache.native, beside)  # type: ignore[attr-defined]
         return out
@@ -148,7 +148,3 @@ def lm_head_of(own: Floats | None, vocabulary: Integers | None, target: Packed, 
     if BITS[PRECISIONS[target.kind]] > BITS[PRECISIONS[kind]]:
         return pack(target.unpack(vocabulary), kind)
     return target if vocabulary is None else target.take(vocabulary)
-
-
-def _floats(array: Any) -> Floats:
-    return np.ascontiguousarray(array, dtype=np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 
 from selfspec.model.head_file import LM_HEAD
 from selfspec.runtime.cpu_attached import DEFAULT_BITS, CpuHead, lm_head_of
-from selfspec.runtime.packing import KIND_OF_BITS, native, pack
+from selfspec.runtime.packing import KIND_OF_BITS, floats, native, pack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ class CpuBlocks(CpuHead):
         for j in range(head.facts.blocks):
             block = native().Model(sizes, _IDENTITY, [], place.kernels, place.threads)
             matrix = pack(head.weights[f"0.{j}.linear.weight"], kind)
-            block.set_linear(0, "transform", matrix.matrix(), _floats(head.weights[f"0.{j}.linear.bias"]))
+            block.set_linear(0, "transform", matrix.matrix(), floats(head.weights[f"0.{j}.linear.bias"]))
             self.weight_bytes += matrix.data.nbytes
             self._blocks.append(block)
         rows = lm_head_of(head.weights.get(f"0.{LM_HEAD}"), self.vocabulary, lm_head, kind)
@@ -56,18 +56,18 @@ class CpuBlocks(CpuHead):
     def features(self, states: Array) -> Floats:
         """See `Attached.features`: the target's final norm."""
         kind, weight, bias = self._norm
-        x = _floats(states)
+        x = floats(states)
         if weight is None:
             return x
         if kind.startswith("layer"):
             x = x - x.mean(axis=1, keepdims=True)
         x = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + self._eps)
         x = x * (weight + np.float32(1.0) if kind == "rms_plus_one" else weight)
-        return _floats(x if bias is None else x + bias)
+        return floats(x if bias is None else x + bias)
 
     def run(self, entering: Array, tokens: Sequence[int], rows: Rows, cache: Cache | None) -> Floats:  # noqa: ARG002
         """See `Attached.run`."""
-        x = _floats(entering)
+        x = floats(entering)
         for block in self._blocks:
             inner = np.empty_like(x)
             block.transformed(x, inner, False)
@@ -77,7 +77,3 @@ class CpuBlocks(CpuHead):
     def new_cache(self, slots: int, length: int) -> NoReturn:
         """It attends to nothing."""
         raise AssertionError(f"a Medusa head was asked for {slots} x {length} cells")
-
-
-def _floats(array: Array) -> Floats:
-    return np.ascontiguousarray(array, dtype=np.float32)

@@ -79,6 +79,11 @@ class Packed:
 PackedWeights: TypeAlias = "dict[str, Packed | NDArray[np.float32]]"
 
 
+def floats(values: Any) -> NDArray[np.float32]:
+    """Numbers as the core reads them; themselves where they are so already."""
+    return np.ascontiguousarray(values, dtype=np.float32)
+
+
 def packed_bytes(kind: str, rows: int, columns: int) -> int:
     """Bytes of a packed matrix; rows are padded to 16 and columns to 32."""
     return int(native().packed_bytes(kind, rows, columns))

@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from selfspec.types import namespace
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from selfspec.model.config import ModelConfig
-    from selfspec.types import Rows
+    from selfspec.types import Array, Integers, Rows, SubLayer
 
 
 class Rings(NamedTuple):
@@ -41,6 +45,23 @@ class Rings(NamedTuple):
         """
         came_round = 0 < smallest < written + self.spare
         return not came_round or to >= written - 1
+
+
+def run_in_parts(
+    run: Callable[[Array, Rows], tuple[Array, Mapping[SubLayer, Array]]],
+    hidden: Array,
+    rows: Rows,
+    parts: Sequence[Integers],
+) -> tuple[Array, dict[SubLayer, Array]]:
+    """A pass ``run(hidden, rows)`` as several, one after the other, with the rows of each of ``parts``: `split`."""
+    made = [run(hidden[part], rows.take(part)) for part in parts]
+    back = np.argsort(np.concatenate(parts))
+
+    def whole(pieces: list[Array]) -> Array:
+        return namespace(pieces[0]).concat(pieces, axis=0)[back]
+
+    states = whole([states for states, _ in made])
+    return states, {tap: whole([tapped[tap] for _, tapped in made]) for tap in made[0][1]}
 
 
 def split(rows: Rows, most: int) -> list[np.ndarray[Any, Any]]:

@@ -21,7 +21,7 @@ from selfspec.model.families import config_from_hf, family_of, weight_shapes, we
 from selfspec.runtime.base import Cache, Runtime
 from selfspec.runtime.parts import part_of
 from selfspec.runtime.products import linear
-from selfspec.runtime.rings import split
+from selfspec.runtime.rings import run_in_parts, split
 from selfspec.runtime.rotary import inverse_frequencies
 from selfspec.runtime.states import BLOCK
 from selfspec.runtime.torch_block import Block, Norm, norm_of
@@ -34,6 +34,7 @@ from selfspec.types import MOST_ROWS, Array, LayerPlan, Rows, SubLayer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -90,7 +91,7 @@ class TorchRuntime(Runtime):
         """A rotary embedding with its frequencies, one for all layers that have it."""
         if rope is not None and rope not in self._turns:
             frequencies = torch.from_numpy(inverse_frequencies(rope, self.config.head_dim, _power))
-            self._turns[rope] = Turn(rope, frequencies.to(self._embedding.device))
+            self._turns[rope] = Turn(rope, frequencies.to(self.device))
         return None if rope is None else self._turns[rope]
 
     @classmethod
@@ -146,13 +147,12 @@ class TorchRuntime(Runtime):
     @property
     def runs_on(self) -> str:
         """torch, and the device where that is not a CPU."""
-        device = self._embedding.device
-        return self.name if device.type == "cpu" else f"{self.name} ({device})"
+        return self.name if self.device.type == "cpu" else f"{self.name} ({self.device})"
 
     @property
     def placement(self) -> dict[str, Any]:
         """torch, on the same device."""
-        return {"runtime": self.name, "device": str(self._embedding.device)}
+        return {"runtime": self.name, "device": str(self.device)}
 
     @property
     def device(self) -> torch.device:
@@ -248,17 +248,16 @@ class TorchRuntime(Runtime):
     @contextmanager
     def pass_of(self, what: str) -> Iterator[None]:
         """No gradients, products in the precision of the weights, and a clear line where memory runs out."""
-        with _as_stored(self._embedding.device), memory_for(f"{what}; {FEWER}"):
+        with _as_stored(self.device), memory_for(f"{what}; {FEWER}"):
             yield
 
     def embed(self, tokens: Sequence[int], positions: Integers | None = None) -> Array:
         """Hidden states [R, d] that enter layer 0."""
-        device = self._embedding.device
-        with _as_stored(device):
+        with _as_stored(self.device):
             places = None if self._positions is None else positions
             return self.entered(
-                torch.tensor(tokens, device=device),
-                None if places is None else torch.from_numpy(places).to(device),
+                torch.tensor(tokens, device=self.device),
+                None if places is None else torch.from_numpy(places).to(self.device),
             )
 
     def entered(self, tokens: Tensor, places: Tensor | None) -> Tensor:
@@ -273,9 +272,13 @@ class TorchRuntime(Runtime):
 
     def new_cache(self, slots: int, length: int) -> TorchCache:
         """An empty cache in the precision of the weights; layers with a window have the cells that they need."""
-        size = slots * length * self.config.kv_values_per_token * self.value_bytes
-        with memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; {FEWER}"):
+        with self.memory_for_cache(slots, length):
             return TorchCache.new(self._embedding, self.config, (slots, length), (self.most_rows, self.block))
+
+    def memory_for_cache(self, slots: int, length: int) -> AbstractContextManager[None]:
+        """A clear line where there is not enough memory for a cache."""
+        size = slots * length * self.config.kv_values_per_token * self.value_bytes
+        return memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; {FEWER}")
 
     def cache_bytes(self, slots: int, length: int) -> int:
         """See `Runtime.cache_bytes`."""
@@ -290,8 +293,7 @@ class TorchRuntime(Runtime):
         if not len(moved):
             return
         slots, cells, positions = (
-            torch.from_numpy(part[moved]).to(self._embedding.device)
-            for part in (rows.slots, rows.cells, rows.positions)
+            torch.from_numpy(part[moved]).to(self.device) for part in (rows.slots, rows.cells, rows.positions)
         )
         for stored in (*cache.keys, *cache.values):
             size = stored.shape[1]
@@ -310,10 +312,10 @@ class TorchRuntime(Runtime):
                 "use siblings 0, or a drafter of chains"
             )
         if cache.has_rings and (parts := split(rows, self.most_rows)):
-            return self._run_in_parts(hidden, plan, rows, cache, (parts, taps))
+            return run_in_parts(lambda part, own: self.run(part, plan, own, cache, taps), hidden, rows, parts)
         tapped: dict[SubLayer, Array] = {}
         with self.pass_of(f"a pass of {len(rows)} rows"):
-            placement = Placement(rows, cache, hidden.dtype, self._embedding.device)
+            placement = Placement(rows, cache, hidden.dtype, self.device)
             layer, entered = -1, hidden
             for step in plan.steps:
                 block = self._blocks[step.layer]
@@ -328,21 +330,6 @@ class TorchRuntime(Runtime):
                 if step in taps:
                     tapped[step] = hidden
         return hidden, tapped
-
-    def _run_in_parts(
-        self,
-        hidden: Array,
-        plan: LayerPlan,
-        rows: Rows,
-        cache: Cache,
-        how: tuple[list[Integers], Sequence[SubLayer]],
-    ) -> tuple[Array, dict[SubLayer, Array]]:
-        """The same, some rows after the others: a ring has room for no more at once."""
-        parts, taps = how
-        made = [self.run(hidden[part], plan, rows.take(part), cache, taps) for part in parts]
-        back = np.argsort(np.concatenate(parts))
-        tapped = {tap: torch.cat([found[tap] for _, found in made])[back] for tap in made[0][1]}
-        return torch.cat([states for states, _ in made])[back], tapped
 
     def logits(self, hidden: Array) -> Array:
         """Logits [R, V] in float32 or float64: a NumPy array where the weights are on a CPU."""

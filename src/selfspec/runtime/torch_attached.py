@@ -35,6 +35,15 @@ class TorchHead(Attached):
 
     _target: TorchRuntime
     _head: Tensor
+    _ids: Tensor | None = None  # the draft vocabulary, on the device
+
+    def _take_head(self, own: Tensor | None, lm_head: Tensor) -> int:
+        """Say tokens with its ``own`` LM head, else with rows of the target's; the bytes held beside that."""
+        if self.vocabulary is not None:
+            self._ids = torch.from_numpy(self.vocabulary).to(lm_head.device)
+            own = lm_head[self._ids] if own is None else own
+        self._head = lm_head if own is None else own
+        return 0 if own is None else own.nbytes
 
     def logits(self, states: Array) -> Array:
         """See `Attached.logits`: as the target's own, a NumPy array where the weights are on a CPU."""
@@ -47,6 +56,9 @@ class TorchHead(Attached):
     def _last(self, states: Array) -> Array:
         """What the LM head reads of the states that `run` gives."""
         return states
+
+    def _columns(self, like: Array) -> Array:
+        return self._ids if isinstance(like, torch.Tensor) else self.vocabulary
 
 
 class TorchAttached(TorchHead):
@@ -79,14 +91,9 @@ class TorchAttached(TorchHead):
         frequencies = torch.from_numpy(inverse_frequencies(self.config.rope, self.config.head_dim))
         turn = Turn(self.config.rope, frequencies.to(like.device))
         self._block = Block(self.config, 0, roles, turn) if head.facts.attends else None
-        rows = tensors.pop(LM_HEAD, None)
         self._embedding = tensors.get(EMBEDDING)
-        if rows is None and self.vocabulary is not None:
-            rows = lm_head[torch.from_numpy(self.vocabulary).to(like.device)]
-        self._head = lm_head if rows is None else rows
-        held = [*tensors.values(), *([] if rows is None else [rows])]
-        self.weight_bytes = sum(tensor.nbytes for tensor in held)
-        self._ids = None if self.vocabulary is None else torch.from_numpy(self.vocabulary).to(like.device)
+        held = self._take_head(tensors.pop(LM_HEAD, None), lm_head)
+        self.weight_bytes = held + sum(tensor.nbytes for tensor in tensors.values())
 
     def _normed(self, weight: Tensor) -> Norm:
         return Norm("rms", self.config.norm_eps, weight, None)
@@ -127,6 +134,3 @@ class TorchAttached(TorchHead):
         """See `Attached.new_cache`."""
         with memory_for(f"the keys and values of a trained head for {slots} x {length} tokens; {FEWER}"):
             return TorchCache.new(self._like, self.config, (slots, length), (0, 1))
-
-    def _columns(self, like: Array) -> Array:
-        return self._ids if isinstance(like, torch.Tensor) else self.vocabulary

@@ -32,13 +32,8 @@ class TorchBlocks(TorchHead):
         self._blocks = [
             tuple(tensors[f"0.{j}.linear.{name}"] for name in ("weight", "bias")) for j in range(head.facts.blocks)
         ]
-        rows = tensors.get(head.facts.lm_heads[0])
-        if rows is None and self.vocabulary is not None:
-            rows = lm_head[torch.from_numpy(self.vocabulary).to(lm_head.device)]
-            tensors["rows"] = rows
-        self._head = lm_head if rows is None else rows
-        self.weight_bytes = sum(tensor.nbytes for tensor in tensors.values())
-        self._ids = None if self.vocabulary is None else torch.from_numpy(self.vocabulary).to(lm_head.device)
+        held = self._take_head(tensors.pop(head.facts.lm_heads[0], None), lm_head)
+        self.weight_bytes = held + sum(tensor.nbytes for tensor in tensors.values())
 
     def features(self, states: Array) -> Array:
         """See `Attached.features`: the target's final norm."""
@@ -55,6 +50,3 @@ class TorchBlocks(TorchHead):
     def new_cache(self, slots: int, length: int) -> NoReturn:
         """It attends to nothing."""
         raise AssertionError(f"a Medusa head was asked for {slots} x {length} cells")
-
-    def _columns(self, like: Array) -> Array:
-        return self._ids if isinstance(like, torch.Tensor) else self.vocabulary

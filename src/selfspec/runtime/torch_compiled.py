@@ -18,7 +18,7 @@ from selfspec.errors import OptionError
 from selfspec.model.cache import cache_folder
 from selfspec.runtime.torch import TorchRuntime, ended
 from selfspec.runtime.torch_arena import Arena, Arenas, StaticCache
-from selfspec.runtime.torch_cache import FEWER, Store, memory_for
+from selfspec.runtime.torch_cache import Store
 from selfspec.runtime.torch_compiler import Compiler, keep_compiled_in
 from selfspec.runtime.torch_static import WIDTHS, Grid, Shapes, StaticPlacement, Views, views
 from selfspec.types import Array, LayerPlan, Rows, SubLayer
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
     from selfspec.runtime.base import Cache
     from selfspec.runtime.on_device import OnDevice
-    from selfspec.runtime.torch_block import Block, Norm
+    from selfspec.runtime.torch_block import Block
     from selfspec.types import Integers
 
 
@@ -113,8 +113,7 @@ class CompiledTorch(TorchRuntime):
 
     def new_cache(self, slots: int, length: int) -> StaticCache:
         """An empty cache with scratch cells; its memory may be that of one that is gone."""
-        size = slots * length * self.config.kv_values_per_token * self.value_bytes
-        with memory_for(f"a KV cache of {slots} x {length} tokens, {size / 1e6:.0f} MB; {FEWER}"):
+        with self.memory_for_cache(slots, length):
             return StaticCache.of(self.config, (slots, length), self.most_rows, self._arenas)
 
     def cache_bytes(self, slots: int, length: int) -> int:
@@ -213,7 +212,7 @@ class CompiledTorch(TorchRuntime):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of as many rows as were compiled for."""
-        made: Tensor = self.compiler(("head", hidden.shape[0]), _head, hidden, self._norm, self._head, self._ends)
+        made: Tensor = self.compiler(("head", hidden.shape[0]), ended, hidden, self._norm, self._head, self._ends)
         return made
 
     @cached_property
@@ -244,10 +243,6 @@ def _attention(
 def _mlp(block: Block, states: tuple[Tensor, Tensor | None]) -> Tensor:
     hidden, reads = states
     return hidden + block.mlp(hidden if reads is None else reads)
-
-
-def _head(hidden: Tensor, norm: Norm | None, weight: Tensor, ends: tuple[float, float | None]) -> Tensor:
-    return ended(hidden, norm, weight, ends)
 
 
 def _marked(stored: Tensor) -> Tensor:

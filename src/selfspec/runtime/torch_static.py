@@ -62,11 +62,6 @@ class Grid:
         index = rows.slots * width + index
         return cls(slots, width, index, slots == 1, _packed(rows, index, slots * width, width))
 
-    @property
-    def has_tree(self) -> bool:
-        """Whether rows see a lineage."""
-        return len(self.packed) > 3
-
 
 def _packed(rows: Rows, index: Integers, size: int, width: int) -> Integers:
     lineage = rows.lineage
