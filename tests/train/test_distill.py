@@ -11,7 +11,7 @@ import torch
 import trained_decoder as trained
 from click.testing import CliRunner
 from doubles import Host, run
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tiny_folder import write_model
 from tokenizers import Tokenizer, models
@@ -26,7 +26,8 @@ from selfspec.model.checkpoint import open_folder
 from selfspec.runtime.torch import TorchRuntime
 from selfspec.train.distill.job import Setup
 from selfspec.train.distill.losses import Wanted, distillation
-from selfspec.train.heads.progress import History
+from selfspec.train.heads.progress import History, Progress
+from selfspec.train.model_folder import replacing
 from selfspec.train.options import DistillOptions
 from selfspec.train.shards import Text, write_shard
 from selfspec.types import Sampling
@@ -165,6 +166,45 @@ def test_the_verb(tiny, answers, tmp_path):
     for said in ("answer tokens in", "layers 0, 3 of 4", "states of", "held-out α", "ETA"):
         assert said in done.stderr
     assert (tmp_path / "run" / "loss.svg").exists()
+
+
+def test_a_full_disk_leaves_the_draft_of_before(small, answers, tmp_path, monkeypatch):
+    """Guards hours of training: what was written by the last checkpoint is there until the next one is whole."""
+    options = DistillOptions(data=(answers,), layers="2", **QUICK)
+    setup = Setup(*small, options, tmp_path / "run")
+    job = setup.job(torch.device("cpu"))
+    job.write(Progress())
+    before = tensors_of(setup.model)
+
+    def full(*_args, **_how):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("selfspec.train.distill.job.save_file", full)
+    with pytest.raises(OptionError, match=r"no checkpoint can be written to .*No space left"):
+        job.write(Progress())
+    assert tensors_of(setup.model).keys() == before.keys()
+    assert [path.name for path in setup.out.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_file_is_no_folder_of_a_run(small, answers, tmp_path):
+    """Guards one clear line: it was "cannot be made: File exists"."""
+    (tmp_path / "run").write_text("")
+    with pytest.raises(OptionError, match="is a file; name a new folder"):
+        Setup(*small, DistillOptions(data=(answers,), layers="2", **QUICK), tmp_path / "run")
+
+
+def test_a_kill_between_two_renames_loses_no_model(tmp_path):
+    """Guards the folder of before, which stands aside for a moment."""
+    (tmp_path / ".model.old").mkdir()
+    (tmp_path / ".model.old" / "weights").write_text("before")
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "model"):
+        _ = 1 / 0
+    assert (tmp_path / "model" / "weights").read_text() == "before"
+    with replacing(tmp_path / "model") as scratch:
+        (scratch / "weights").write_text("after")
+        assert (tmp_path / "model" / "weights").read_text() == "before"
+    assert (tmp_path / "model" / "weights").read_text() == "after"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_layers_that_depend_on_their_place_are_refused(tmp_path):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from selfspec.cli.bench_page import ceiling_lines, page, worse_lines
-from selfspec.cli.flags import BenchCommand, asked_of
+from selfspec.cli.flags import MeasuringCommand, asked_of
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import check_target, emit_json, examples, note, progress
 from selfspec.documents import json_line, write_whole
@@ -32,7 +32,14 @@ _EXAMPLES = examples(
 )
 
 
-@click.command("bench", cls=BenchCommand, epilog=_EXAMPLES)
+class _Command(MeasuringCommand):
+    def measured_by(self) -> type[BenchOptions]:
+        from selfspec.measure.settings import BenchOptions
+
+        return BenchOptions
+
+
+@click.command("bench", cls=_Command, epilog=_EXAMPLES)
 @click.option(
     "--baseline", "before", metavar="FILE", help="Compare with an earlier document, and say what got slower."
 )

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from selfspec.drafters.base import Drafter, DraftOptions
-    from selfspec.measure.settings import Workload
 
 Wanted = TypeVar("Wanted", bound="DataclassInstance")
 Command = TypeVar("Command", bound="Callable[..., Any]")
@@ -139,26 +138,6 @@ class MeasuringCommand(MadeCommand):
             for field in fields(self.measured_by())
         ]
         return [*model_flags(), *asked]
-
-
-class BenchCommand(MeasuringCommand):
-    """``selfspec bench``."""
-
-    def measured_by(self) -> type[Workload]:
-        """Its options."""
-        from selfspec.measure.settings import BenchOptions
-
-        return BenchOptions
-
-
-class ProfileCommand(MeasuringCommand):
-    """``selfspec profile``."""
-
-    def measured_by(self) -> type[Workload]:
-        """Its options."""
-        from selfspec.measure.settings import ProfileOptions
-
-        return ProfileOptions
 
 
 def asked_of(kind: type[Wanted], options: Mapping[str, Any]) -> tuple[Wanted, dict[str, Any]]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from click._termui_impl import ProgressBar
 
     from selfspec.engine import Engine
+    from selfspec.model.checkpoint import Checkpoint
 
 T = TypeVar("T")
 PLACING = ("runtime", "bits", "threads", "kv", "dtype", "device", "compile")
@@ -43,6 +44,16 @@ def open_engine(options: Mapping[str, Any]) -> Engine:
     if engine.learners and (context := click.get_current_context(silent=True)) is not None:
         context.call_on_close(partial(close_learners, engine, note))
     return engine
+
+
+def open_checkpoint(model: str) -> Checkpoint:
+    """The files of a model, converted where they must be."""
+    from selfspec.model.load import find_checkpoint
+
+    progress = Progress()
+    found = with_offer(model, lambda: find_checkpoint(model, notify=progress, progress=progress.packed))
+    progress.flush()
+    return found
 
 
 class Progress:

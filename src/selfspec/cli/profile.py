@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from selfspec.cli.flags import ProfileCommand, asked_of
+from selfspec.cli.flags import MeasuringCommand, asked_of
 from selfspec.cli.notebook import Notebook
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import check_target, emit_json, examples, note, progress
@@ -16,6 +16,7 @@ from selfspec.cli.profile_page import page
 
 if TYPE_CHECKING:
     from selfspec.measure.profile import Profile
+    from selfspec.measure.settings import ProfileOptions
 
 # what a later run may ask otherwise and still go on with the measurements
 _FREE = ("budget", "check", "points", "pairs")
@@ -29,7 +30,14 @@ _EXAMPLES = examples(
 )
 
 
-@click.command("profile", cls=ProfileCommand, epilog=_EXAMPLES)
+class _Command(MeasuringCommand):
+    def measured_by(self) -> type[ProfileOptions]:
+        from selfspec.measure.settings import ProfileOptions
+
+        return ProfileOptions
+
+
+@click.command("profile", cls=_Command, epilog=_EXAMPLES)
 @click.option(
     "--out",
     metavar="FILE",

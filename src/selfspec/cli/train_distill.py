@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from selfspec.cli.flags import MeasuringCommand, asked_of
-from selfspec.cli.opening import Progress, open_engine, with_offer
+from selfspec.cli.opening import open_checkpoint, open_engine
 from selfspec.cli.output import emit_json, examples, note
 from selfspec.cli.training import about_states, about_texts, alphas_of, follow, make_states, require_packages
 from selfspec.measure.quantities import size
@@ -47,15 +47,11 @@ def command(out: str, as_json: bool, **options: Any) -> None:
 
     asked, opening = asked_of(DistillOptions, options)
     require_packages("transformers", extra="train,hf")
-    from selfspec.model.load import find_checkpoint
     from selfspec.train.distill.job import Setup
     from selfspec.train.heads.trainer import accelerator_of
 
     engine = open_engine(opening)
-    told, model = Progress(), opening["model"]
-    checkpoint = with_offer(model, lambda: find_checkpoint(model, notify=told, progress=told.packed))
-    told.flush()
-    setup = Setup(engine, checkpoint, asked, Path(out))
+    setup = Setup(engine, open_checkpoint(opening["model"]), asked, Path(out))
     for line in [*about_texts(setup), _about(setup), *about_states(setup)]:
         note(line)
     make_states(setup)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from selfspec.cli.flags import asked_of
+from selfspec.cli.flags import MeasuringCommand, asked_of
 from selfspec.cli.output import examples
-from selfspec.cli.training import ExitHeadCommand, run
+from selfspec.cli.training import run
+
+if TYPE_CHECKING:
+    from selfspec.train.options import ExitHeadOptions
 
 _EXAMPLES = examples(
     "selfspec train exit-head --data answers --out exits --layers 8",
@@ -16,7 +19,16 @@ _EXAMPLES = examples(
 )
 
 
-@click.command("exit-head", cls=ExitHeadCommand, epilog=_EXAMPLES)
+class _Command(MeasuringCommand):
+    section = "Training"
+
+    def measured_by(self) -> type[ExitHeadOptions]:
+        from selfspec.train.options import ExitHeadOptions
+
+        return ExitHeadOptions
+
+
+@click.command("exit-head", cls=_Command, epilog=_EXAMPLES)
 @click.option("--out", metavar="DIR", required=True, help="Folder of the run; the same command goes on with it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end.")
 def command(out: str, as_json: bool, **options: Any) -> None:

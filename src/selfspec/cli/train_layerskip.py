@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from selfspec.cli.flags import MeasuringCommand, asked_of, model_flags
-from selfspec.cli.opening import Progress, with_offer
+from selfspec.cli.opening import open_checkpoint
 from selfspec.cli.output import emit_json, examples, note
-from selfspec.cli.training import follow, require_packages
+from selfspec.cli.training import about_corpus, follow, require_packages
 from selfspec.measure.quantities import size
 
 if TYPE_CHECKING:
@@ -55,14 +55,10 @@ def command(out: str, as_json: bool, **options: Any) -> None:
 
     asked, opening = asked_of(LayerSkipOptions, options)
     require_packages("transformers", extra="train,hf")
-    from selfspec.model.load import find_checkpoint
     from selfspec.train.heads.trainer import accelerator_of
     from selfspec.train.layerskip.job import Setup
 
-    progress, model = Progress(), opening["model"]
-    checkpoint = with_offer(model, lambda: find_checkpoint(model, notify=progress, progress=progress.packed))
-    progress.flush()
-    setup = Setup(checkpoint, asked, Path(out))
+    setup = Setup(open_checkpoint(opening["model"]), asked, Path(out))
     for line in _about(setup):
         note(line)
     accelerator = accelerator_of(asked, opening["device"])
@@ -75,13 +71,12 @@ def command(out: str, as_json: bool, **options: Any) -> None:
 
 
 def _about(setup: Setup) -> list[str]:
-    corpus, config = setup.corpus, setup.checkpoint.config
+    config = setup.checkpoint.config
     exits = f"exits {', '.join(map(str, setup.exits))}" if setup.exits else "no exits"
     # weights, gradients and two moments, in float32
     room = 16 * config.parameters
     return [
-        f"{corpus.drafted + len(corpus.training):,} answer tokens in {len(corpus.training):,} texts to train on, "
-        f"{len(corpus.held_out):,} texts held out; {corpus.cut} cut, {corpus.short} too short",
+        about_corpus(setup.corpus),
         f"{config.parameters:,} weights, {exits}: {size(room)} of memory and what the texts need, and on disk "
         f"{size(2 * 3 * room // 4)} for two checkpoints",
     ]

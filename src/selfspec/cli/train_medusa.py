@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from selfspec.cli.flags import asked_of
+from selfspec.cli.flags import MeasuringCommand, asked_of
 from selfspec.cli.output import examples
-from selfspec.cli.training import MedusaCommand, run
+from selfspec.cli.training import run
+
+if TYPE_CHECKING:
+    from selfspec.train.options import MedusaOptions
 
 _EXAMPLES = examples(
     "selfspec train medusa --data answers --out medusa",
@@ -16,7 +19,16 @@ _EXAMPLES = examples(
 )
 
 
-@click.command("medusa", cls=MedusaCommand, epilog=_EXAMPLES)
+class _Command(MeasuringCommand):
+    section = "Training"
+
+    def measured_by(self) -> type[MedusaOptions]:
+        from selfspec.train.options import MedusaOptions
+
+        return MedusaOptions
+
+
+@click.command("medusa", cls=_Command, epilog=_EXAMPLES)
 @click.option("--out", metavar="DIR", required=True, help="Folder of the run; the same command goes on with it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end.")
 def command(out: str, as_json: bool, **options: Any) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from selfspec.cli.flags import MeasuringCommand
 from selfspec.cli.opening import open_engine
 from selfspec.cli.output import emit_json, note, progress
 from selfspec.errors import RuntimeMissingError
@@ -22,48 +21,13 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from selfspec.train.distill.job import Setup as Distilling
+    from selfspec.train.heads.corpus import Corpus
     from selfspec.train.heads.job import Setup
     from selfspec.train.heads.progress import Event
     from selfspec.train.heads.trainer import Job
-    from selfspec.train.options import EagleOptions, ExitHeadOptions, HeadOptions, MedusaOptions
+    from selfspec.train.options import HeadOptions
 
     Stated = Setup | Distilling
-
-
-class EagleCommand(MeasuringCommand):
-    """``selfspec train eagle``."""
-
-    section = "Training"
-
-    def measured_by(self) -> type[EagleOptions]:
-        """Its options."""
-        from selfspec.train.options import EagleOptions
-
-        return EagleOptions
-
-
-class ExitHeadCommand(MeasuringCommand):
-    """``selfspec train exit-head``."""
-
-    section = "Training"
-
-    def measured_by(self) -> type[ExitHeadOptions]:
-        """Its options."""
-        from selfspec.train.options import ExitHeadOptions
-
-        return ExitHeadOptions
-
-
-class MedusaCommand(MeasuringCommand):
-    """``selfspec train medusa``."""
-
-    section = "Training"
-
-    def measured_by(self) -> type[MedusaOptions]:
-        """Its options."""
-        from selfspec.train.options import MedusaOptions
-
-        return MedusaOptions
 
 
 _EVERY = 15.0  # seconds between lines of steps
@@ -129,14 +93,18 @@ def _about(setup: Setup) -> list[str]:
 
 def about_texts(setup: Stated) -> list[str]:
     """What there is to learn from."""
-    corpus = setup.corpus
-    lines = [
-        f"{corpus.drafted + len(corpus.training):,} answer tokens in {len(corpus.training):,} texts to train on, "
-        f"{len(corpus.held_out):,} texts held out; {corpus.cut} cut, {corpus.short} too short",
-    ]
+    lines = [about_corpus(setup.corpus)]
     if setup.grown > len(setup.data):
         lines.append(f"the data have grown to {setup.grown:,} texts; this run goes on with its {len(setup.data):,}")
     return lines
+
+
+def about_corpus(corpus: Corpus) -> str:
+    """Which texts train, and which evaluate."""
+    return (
+        f"{corpus.drafted + len(corpus.training):,} answer tokens in {len(corpus.training):,} texts to train on, "
+        f"{len(corpus.held_out):,} texts held out; {corpus.cut} cut, {corpus.short} too short"
+    )
 
 
 def about_states(setup: Stated) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.output import facts, table
-from selfspec.measure.quantities import size
+from selfspec.measure.quantities import number, size
 from selfspec.measure.tuning import contender_rows, shown
 
 if TYPE_CHECKING:
@@ -74,18 +74,14 @@ def _held_out(document: Mapping[str, Any]) -> str:
             draft,
             shown(column["decoding"]),
             shown(column["whole"]),
-            _number(column["acceptance_rate"]),
-            _number(column["mean_accepted_length"]),
-            _number(column["row_layers_per_token"], 1),
+            number(column["acceptance_rate"], 1, ".2f"),
+            number(column["mean_accepted_length"], 1, ".2f"),
+            number(column["row_layers_per_token"], 1, ".1f"),
         )
         for draft, column in document["held_out"]["columns"].items()
     ]
     header = ("draft", "S after the first token", "S", "α", "τ", "row-layers/token")
     return "on held-out prompts: S ÷ plain, median [90 % interval], ? undecided\n" + table([header, *rows])
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _equal(document: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from selfspec.documents import FORMAT
 from selfspec.engine import DEFAULT_DRAFT, Engine
 from selfspec.errors import OptionError
 from selfspec.loading import load
+from selfspec.measure import quantities
 from selfspec.measure.contenders import kind_of
 from selfspec.measure.html import html_table, html_text
 from selfspec.measure.identity import identity_of
@@ -107,10 +108,7 @@ def contender_rows(document: Mapping[str, Any], most: int = 20) -> Iterable[tupl
 
 def shown(ratio: Mapping[str, Any] | None) -> str:
     """A ratio with its interval; ? marks what is undecided."""
-    if ratio is None:
-        return "-"
-    mark = "?" if ratio["verdict"] == "undecided" else ""
-    return f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]{mark}"
+    return quantities.ratio(ratio).rstrip()  # outside of a column
 
 
 def median_of(document: Mapping[str, Any], draft: str) -> float | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
@@ -25,6 +24,7 @@ from selfspec.train.heads.kept import KeptStates
 from selfspec.train.heads.target import teacher_of
 from selfspec.train.heads.trainer import Job
 from selfspec.train.layerskip.decoder import decoder_of
+from selfspec.train.model_folder import replacing, say_precision
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,8 +55,8 @@ class Setup(KeptStates):
     def __init__(self, engine: Engine, checkpoint: Checkpoint, options: DistillOptions, out: Path) -> None:
         self.engine, self.checkpoint, self.options, self.out = engine, checkpoint, options, out
         self.layers = options.chosen(engine.config.num_layers)
-        data = data_of(engine, options.data)
         begun = run_begun(out)
+        data = data_of(engine, options.data)
         self.grown = len(data)
         self.data = data if begun is None else data.first(int(begun["texts"]))
         length = min(options.max_length, engine.config.context_length)
@@ -116,20 +116,9 @@ class Setup(KeptStates):
             raise UnsupportedModelError(
                 f"transformers has no {lacking[0]} in its {decoder.config.family}: this family is not distilled"
             )
-        before = self.model.with_name(".model")
-        shutil.rmtree(before, ignore_errors=True)
-        if self.model.exists():
-            self.model.rename(before)
-        with aside(self.model.absolute()) as scratch:
+        with replacing(self.model) as scratch:
             shutil.copytree(self.first, scratch, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
-            _say_precision(scratch / "config.json", self.options.store)
+            say_precision(scratch, self.options.store)
             weights = {name: found[name].detach().to(dtype).contiguous() for name in names}
             save_file(weights, scratch / "model.safetensors", metadata={"format": "pt"})
             open_folder(scratch, self.out.name)  # every name and shape is what config.json asks for
-        shutil.rmtree(before, ignore_errors=True)
-
-
-def _say_precision(file: Path, precision: str) -> None:
-    said: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    names = [name for name in ("dtype", "torch_dtype") if name in said] or ["torch_dtype"]
-    file.write_text(json.dumps(said | dict.fromkeys(names, precision), indent=2) + "\n", encoding="utf-8")

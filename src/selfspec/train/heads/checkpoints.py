@@ -28,8 +28,13 @@ _PICKLED = "custom_checkpoint_0.pkl"  # where it stood before
 
 def latest(folder: Path) -> Path | None:
     """The last checkpoint."""
-    found = sorted(folder.glob("step-[0-9]*"), key=lambda path: int(path.name.partition("-")[2]))
+    found = _all(folder)
     return found[-1] if found else None
+
+
+def _all(folder: Path) -> list[Path]:
+    """The checkpoints, the first one first."""
+    return sorted(folder.glob("step-[0-9]*"), key=lambda path: int(path.name.partition("-")[2]))
 
 
 def save(accelerator: Accelerator, folder: Path, progress: Progress) -> Path:
@@ -48,7 +53,7 @@ def save(accelerator: Accelerator, folder: Path, progress: Progress) -> Path:
             f"no checkpoint can be written to {str(folder)!r}: {' '.join(str(error).split())}; make room, and run "
             "the same command again"
         ) from error
-    for old in sorted(folder.glob("step-[0-9]*"), key=lambda p: int(p.name.partition("-")[2]))[:-KEPT]:
+    for old in _all(folder)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return path
 

@@ -21,8 +21,10 @@ FREE = frozenset({
 def run_begun(out: Path) -> dict[str, Any] | None:
     """What train.json says, if a run has begun in ``out``; its ``texts`` are as many as it learns from.
 
-    Raises OptionError if it cannot be read.
+    Raises OptionError if it cannot be read, and where ``out`` is a file.
     """
+    if out.exists() and not out.is_dir():
+        raise OptionError(f"--out {str(out)!r} is a file; name a new folder, or that of an earlier run")
     path = out / "train.json"
     if not path.exists():
         return None

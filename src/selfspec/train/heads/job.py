@@ -57,12 +57,10 @@ class Setup(KeptStates):
 
     def __init__(self, engine: Engine, options: HeadOptions, out: Path) -> None:
         self.engine, self.options, self.out = engine, options, out
-        if out.exists() and not out.is_dir():
-            raise OptionError(f"--out {str(out)!r} is a file; name a new folder, or that of an earlier run")
+        begun = run_begun(out)
         self.facts: dict[str, HeadFacts] = self._facts()
         self._first_weights = self._read_first_weights()
         data = data_of(engine, options.data)
-        begun = run_begun(out)
         self.grown = len(data)
         self.data = data if begun is None else data.first(int(begun["texts"]))
         self.corpus: Corpus = corpus_of(

@@ -11,7 +11,7 @@ import torch
 
 from selfspec._version import __version__
 from selfspec.control import best_gamma, shared_share, speedup
-from selfspec.errors import OptionError, SelfspecError
+from selfspec.errors import OptionError
 from selfspec.model.checkpoint import open_folder, text_files
 from selfspec.model.config import Exits
 from selfspec.model.exits import NOTE, note_of
@@ -23,6 +23,7 @@ from selfspec.train.heads.trainer import Job
 from selfspec.train.layerskip.decoder import decoder_of, quietly
 from selfspec.train.layerskip.heldout import measured
 from selfspec.train.layerskip.learner import Learner, Packer
+from selfspec.train.model_folder import replacing, say_precision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +54,7 @@ class Setup:
 
     def __init__(self, checkpoint: Checkpoint, options: LayerSkipOptions, out: Path) -> None:
         self.checkpoint, self.options, self.out = checkpoint, options, out
-        config = checkpoint.config
+        config, begun = checkpoint.config, run_begun(out)
         self.exits = options.exits_of(config.num_layers)
         data = read_data(*options.data)
         # whoever wrote the texts, in whatever precision: they must be tokens of this model
@@ -63,7 +64,6 @@ class Setup:
                 f"the data in {options.data[0]!r} are tokens of {data.provenance['model']['name']}, which has "
                 f"another tokenizer than {checkpoint.name}; give --model, or make them again"
             )
-        begun = run_begun(out)
         self.data = data if begun is None else data.first(int(begun["texts"]))
         self.corpus: Corpus = corpus_of(
             self.data,
@@ -116,30 +116,17 @@ class Setup:
 
     def _write(self, decoder: Decoder, progress: Progress) -> None:
         """A Hugging Face folder, whole or not at all: weights, configuration, tokenizer, note of exits."""
-        aside = self.out / ".model"
-        shutil.rmtree(aside, ignore_errors=True)
-        try:
+        with replacing(self.model) as scratch:
             weights = _in(getattr(torch, self.options.store), decoder.model.state_dict())
             with quietly():
-                decoder.model.save_pretrained(aside, state_dict=weights)
-            self._copy_texts(aside)
-            for file in aside.glob("*.safetensors"):
+                decoder.model.save_pretrained(scratch, state_dict=weights)
+            self._copy_texts(scratch)
+            for file in scratch.glob("*.safetensors"):
                 file.chmod(0o644)  # not its writer's alone
             if self.exits:
                 exits, more = self._note(progress)
-                (aside / NOTE).write_text(json.dumps(note_of(exits, **more)) + "\n", encoding="utf-8")
-            open_folder(aside, self.out.name)  # every name and shape is what config.json asks for
-        except OSError as error:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise OptionError(
-                f"no checkpoint can be written to {str(self.model)!r}: {error.strerror}; make room, and run the "
-                "same command again"
-            ) from error
-        except SelfspecError:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
-        shutil.rmtree(self.model, ignore_errors=True)
-        aside.rename(self.model)
+                (scratch / NOTE).write_text(json.dumps(note_of(exits, **more)) + "\n", encoding="utf-8")
+            open_folder(scratch, self.out.name)  # every name and shape is what config.json asks for
 
     def _copy_texts(self, target: Path) -> None:
         """The tokenizer as it came; the configuration as transformers writes it, but for the precision."""
@@ -149,9 +136,7 @@ class Setup:
             if copy.name not in {"config.json", NOTE}:
                 copy.parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, copy)
-        config = json.loads((target / "config.json").read_text(encoding="utf-8"))
-        named = {name: self.options.store for name in ("dtype", "torch_dtype") if name in config}
-        (target / "config.json").write_text(json.dumps(config | named, indent=2) + "\n", encoding="utf-8")
+        say_precision(target, self.options.store)
 
     def _note(self, progress: Progress) -> tuple[Exits, dict[str, Any]]:
         """The exits, the one to draft with first, and what is known of them."""
