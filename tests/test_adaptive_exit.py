@@ -13,12 +13,12 @@ from test_lossless import PROMPT, Counting
 
 from selfspec import control, drafters
 from selfspec.drafters.adaptive_exit import AdaptiveExit
+from selfspec.drafters.buffers import draft_buffers
 from selfspec.drafters.early_exit import EarlyExit, EarlyExitOptions
 from selfspec.drafters.shadow import Choice, ExitControl, ExitCosts, Ladder, Shadow
 from selfspec.errors import OptionError
 from selfspec.measure.laws import loop_law, plain_law, total_variation
 from selfspec.measure.toy import MarkovRuntime
-from selfspec.request import draft_buffers
 from selfspec.sampling import distribution
 from selfspec.types import LayerPlan, Sampling
 

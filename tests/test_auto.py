@@ -15,13 +15,13 @@ from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.decode import Loop, decode
 from selfspec.drafters import evidence, turn
+from selfspec.drafters.buffers import draft_buffers
 from selfspec.drafters.comb import chain_of
 from selfspec.drafters.evidence import Account, Counts, Estimate
 from selfspec.errors import OptionError
 from selfspec.measure.dice import AllOutcomes
 from selfspec.measure.laws import plain_law, total_variation
 from selfspec.measure.toy import MarkovRuntime
-from selfspec.request import draft_buffers
 from selfspec.types import Draft, LayerPlan, Sampling
 
 

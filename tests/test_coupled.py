@@ -8,10 +8,10 @@ import torch
 from doubles import run, tiny_runtime
 
 from selfspec import drafters
+from selfspec.drafters.buffers import draft_buffers
 from selfspec.measure.laws import p_value, transitions
 from selfspec.measure.toy import MarkovRuntime
 from selfspec.reference import oracle
-from selfspec.request import draft_buffers
 from selfspec.sampling import Chance
 from selfspec.types import Dense, OneHot, Sampling
 

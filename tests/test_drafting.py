@@ -12,13 +12,13 @@ from doubles import TINY, run
 from selfspec import drafters
 from selfspec.context import Text
 from selfspec.drafters.base import DraftOptions
+from selfspec.drafters.buffers import draft_buffers
 from selfspec.drafters.confidence import ConfidenceStop
 from selfspec.drafters.lookup import MARGIN
 from selfspec.drafters.ngram import Ngram, NgramOptions
 from selfspec.drafters.trust import Evidence, Kind, Trust, agreement, kind_of
 from selfspec.errors import OptionError
 from selfspec.measure.toy import MarkovRuntime
-from selfspec.request import draft_buffers
 from selfspec.runtime.costs import PassCosts
 from selfspec.sampling import Chance
 from selfspec.types import Sampling

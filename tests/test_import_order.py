@@ -42,7 +42,7 @@ LAYERS = [
     ["decode", "reference"],
     ["request", "wire"],
     ["tuned"],
-    ["engine", "stream", "batch", "flight", "generation"],
+    ["encoding", "engine", "stream", "batch", "flight", "generation"],
     ["loading"],
     ["doctor"],
     ["measure"],

@@ -14,12 +14,12 @@ import selfspec
 from selfspec import drafters
 from selfspec.context import Context, Text
 from selfspec.drafters import steps
+from selfspec.drafters.buffers import draft_buffers
 from selfspec.drafters.specs import parse_specs
 from selfspec.errors import OptionError
 from selfspec.measure.dice import AllOutcomes
 from selfspec.measure.laws import loop_law, never, plain_law, total_variation
 from selfspec.measure.toy import MarkovRuntime
-from selfspec.request import draft_buffers
 from selfspec.rounds import Commit
 from selfspec.sampling import Chance
 from selfspec.types import Draft, LayerPlan, Sampling

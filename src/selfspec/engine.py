@@ -10,17 +10,15 @@ from threading import RLock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from selfspec import drafters
 from selfspec.batch import run_batch
 from selfspec.drafters.base import Drafter, Loaded
+from selfspec.encoding import encoded
 from selfspec.errors import OptionError, PromptError, SelfspecError
 from selfspec.generation import Generation
 from selfspec.grammar import KINDS, Grammars
 from selfspec.learning.learner import Learner
-from selfspec.model.chat import TemplateInputs
-from selfspec.model.messages import Message, check_messages
+from selfspec.model.messages import Message
 from selfspec.request import Completion, Request
 from selfspec.stream import AsyncStream, Memory, Stream
 
@@ -182,7 +180,8 @@ class Engine:
         if made is not None and not isinstance(options["draft"], Drafter):
             equal = (d for d in made if type(d) is type(drafter) and d.options == drafter.options)
             drafter = next(equal, None) or _added(made, drafter)
-        return Generation(self, self._encode(prompt, messages, request), request, drafter)
+        tokens = encoded(prompt, messages, request, self.tokenizer, self.config)
+        return Generation(self, tokens, request, drafter)
 
     def chat(self, system: str | None = None) -> Conversation:
         """A conversation that keeps its cache between turns."""
@@ -289,76 +288,12 @@ class Engine:
             raise OptionError(
                 f"a prompt has no option {min(unknown)!r}; it has {', '.join(sorted(_REQUEST_FIELDS))}"
             )
-        return self._encode(prompt, messages, Request(**options))
-
-    def _encode(
-        self, prompt: str | Sequence[int] | None, messages: Sequence[Message] | None, request: Request
-    ) -> list[int]:
-        if (prompt is None) == (messages is None):
-            raise PromptError("give either a prompt or messages")
-        tokens = self._tokens(prompt, messages, request)
-        vocab, context = self.config.vocab_size, self.config.context_length
-        if wrong := [t for t in tokens if not 0 <= t < vocab]:
-            raise PromptError(f"token id {wrong[0]} is outside this model's vocabulary of {vocab}")
-        if not tokens:
-            raise PromptError("the prompt is empty; give at least one token")
-        if len(tokens) >= context:
-            raise PromptError(
-                f"the prompt has {len(tokens)} tokens; this model's context is {context}, "
-                f"so it may have at most {context - 1}"
-            )
-        return tokens
-
-    def _tokens(
-        self, prompt: str | Sequence[int] | None, messages: Sequence[Message] | None, request: Request
-    ) -> list[int]:
-        if prompt is not None and not isinstance(prompt, str):
-            return _token_ids(prompt, request)
-        if self.tokenizer is None:
-            raise PromptError("this engine has no tokenizer; give the prompt as token ids")
-        if prompt is not None and not prompt.strip():
-            raise PromptError("the prompt is empty; give some text")
-        wants_chat = request.chat if request.chat is not None else self.tokenizer.has_chat_template
-        if messages is None and not wants_chat:
-            if asked := _for_chat(request):
-                raise PromptError(f"{asked} needs the chat template; leave it out or use chat")
-            assert isinstance(prompt, str)
-            return self.tokenizer.encode(prompt)
-        if messages is not None:
-            check_messages(messages)
-            if request.chat is False:
-                raise PromptError("messages need the chat template; chat=False is for a plain prompt")
-        elif request.continue_final_message:
-            raise PromptError("continue_final_message goes on with the last of messages; a prompt has none")
-        turns = list(messages) if messages is not None else [{"role": "user", "content": str(prompt)}]
-        if request.system is not None:
-            turns.insert(0, {"role": "system", "content": request.system})
-        return self.tokenizer.encode_chat(turns, not request.continue_final_message, request.template_inputs)
+        return encoded(prompt, messages, Request(**options), self.tokenizer, self.config)
 
 
 def _added(made: list[Drafter], drafter: Drafter) -> Drafter:
     made.append(drafter)
     return drafter
-
-
-def _for_chat(request: Request) -> str:
-    """What of a request only a chat template can take; "" if nothing."""
-    if request.system is not None:
-        return "a system message"
-    inputs, default = request.template_inputs, TemplateInputs()
-    given = (f.name for f in fields(TemplateInputs) if getattr(inputs, f.name) != getattr(default, f.name))
-    return next(given, "")
-
-
-def _token_ids(prompt: Any, request: Request) -> list[int]:
-    """A prompt of token ids, as it is given: nothing may be lost on the way."""
-    if request.chat or _for_chat(request):
-        raise PromptError(f"{_for_chat(request) or 'chat'} needs a text prompt; this one is token ids")
-    if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes):
-        raise PromptError(f"the prompt is a {type(prompt).__name__}; it must be text or a list of token ids")
-    if wrong := [t for t in prompt if isinstance(t, bool) or not isinstance(t, int | np.integer)]:
-        raise PromptError(f"the prompt holds {str(wrong[0])[:40]!r}; token ids are integers")
-    return [int(token) for token in prompt]
 
 
 def _with_request_options(error: OptionError, given: dict[str, Any]) -> OptionError:

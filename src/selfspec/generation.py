@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from selfspec.context import Text
+from selfspec.drafters.buffers import draft_buffers
 from selfspec.errors import OptionError
 from selfspec.model import TextStream
-from selfspec.request import Chunk, Completion, Request, Source, draft_buffers
+from selfspec.request import Chunk, Completion, Request, Source
 from selfspec.rounds import Score, Stats
 from selfspec.runtime.states import plain_bytes
 from selfspec.sampling import Chance

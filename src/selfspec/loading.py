@@ -82,16 +82,21 @@ def load(
     else:
         opened = _shared(model, tokenizer, runtime, placed, notify)
         model = None  # its tensors are not read a second time
+    engine = Engine(*opened, _opener(model, told), notify, **options)
+    if tuned and not engine.names_draft:
+        engine.tuned = find_tuned(engine)
+    return engine
+
+
+def _opener(model: Any, told: tuple[Any, Any]) -> Callable[..., Loaded]:
+    """What opens a model for an engine: another one by name, or for None its own, ``model``, a second time."""
 
     def opener(other: str | os.PathLike[str] | None, *, runtime: str = "auto", **placement: Any) -> Loaded:
         if (found := model if other is None else other) is None:
             raise OptionError("a model object has no files to open a second time; load its folder instead")
         return _open(found, runtime, dict.fromkeys(PLACING) | placement, told)
 
-    engine = Engine(*opened, opener, notify, **options)
-    if tuned and not engine.names_draft:
-        engine.tuned = find_tuned(engine)
-    return engine
+    return opener
 
 
 def _shared(

@@ -112,7 +112,7 @@ class Host(Protocol):
 
 
 class Extra(NamedTuple):
-    """Bytes that a drafter holds beyond plain decoding, the buffers of a round aside (`request.draft_buffers`).
+    """Bytes that a drafter holds beyond plain decoding, the buffers of a round aside (`drafters.buffers`).
 
     ``weights`` are shared by all texts of an engine, ``kv`` are the keys and values of one text, as far as it has
     drafted.

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from selfspec.drafters import available, drafter_class
+from selfspec.drafters.buffers import draft_buffers
 from selfspec.errors import OptionError
 from selfspec.measure.heads import eagle
 from selfspec.measure.sizes import Sizes, native_sizes, sizes_of
 from selfspec.model.load import config_of, locate
-from selfspec.request import draft_buffers
 from selfspec.runtime.cpu_model import lacking
 from selfspec.runtime.packing import BITS
 from selfspec.types import Sampling

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from selfspec.drafters.buffers import draft_buffers
 from selfspec.engine import DEFAULT_DRAFT
 from selfspec.errors import OptionError, SelfspecError
 from selfspec.measure import contenders
@@ -31,7 +32,6 @@ from selfspec.measure.race import Track, heats, least_runs, ranked, ratio_of
 from selfspec.measure.recorded import Prices, replayed
 from selfspec.measure.round_costs import Probe
 from selfspec.measure.settings import ProfileOptions
-from selfspec.request import draft_buffers
 from selfspec.types import Sampling
 
 if TYPE_CHECKING:

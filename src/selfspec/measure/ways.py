@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec.context import PREFILL_ROWS
 from selfspec.drafters import available, drafter_class
+from selfspec.drafters.buffers import draft_buffers
 from selfspec.errors import OptionError
 from selfspec.measure.heads import eagle, exit_head
 from selfspec.measure.prices import HEAD, SECOND, in_fewer_bits, share
 from selfspec.measure.sizes import Sizes, native_sizes, plain_sizes
 from selfspec.model.load import config_of
-from selfspec.request import draft_buffers
 from selfspec.runtime.cpu import default_kv
 from selfspec.runtime.states import kept_bytes
 from selfspec.types import Sampling
