@@ -58,9 +58,9 @@ class Experts:
 
     The router's ``per_token`` largest logits choose among ``count`` experts of ``width``. ``weighting``:
     "all" is the soft-max over all experts, "renormed" that, divided by the sum of the chosen, both in float32;
-    "chosen" is the soft-max over the chosen logits. ``shared_width`` is that of an expert that every token has,
-    gated by a sigmoid; 0: none. ``clamp`` and ``sharpness`` are those of GPT-OSS' activation, (up + 1) * gate *
-    sigmoid(sharpness * gate) with clamped inputs.
+    "chosen" is the soft-max over the chosen logits, "chosen_float32" that in float32. ``shared_width`` is that of
+    an expert that every token has, gated by a sigmoid; 0: none. ``clamp`` and ``sharpness`` are those of GPT-OSS'
+    activation, (up + 1) * gate * sigmoid(sharpness * gate) with clamped inputs.
     """
 
     count: int

@@ -65,15 +65,17 @@ def open_packed(folder: Path, layout: int, packing: Path) -> tuple[ModelConfig, 
     about = read_manifest(folder)
     if not about:
         raise CorruptModelError(f"{quoted(folder)} has packed weights but no readable manifest; copy it again")
-    found = {"format": about.get("format")}, {"layout": read_json(packing / _HEAD).get("layout")}
-    for given, wanted in zip(found, (FORMAT, layout), strict=True):
-        for what, number in given.items():
-            if number != wanted and isinstance(number, int):
-                age = "a newer" if number > wanted else "an older"
-                raise UnsupportedModelError(
-                    f"{quoted(folder)} was packed by {age} selfspec ({what} {number}; this one reads {wanted}): "
-                    "use that version, or pack the model again with `selfspec bundle`"
-                )
+    head = read_json(packing / _HEAD)
+    for what, number, wanted in (
+        ("format", about.get("format"), FORMAT),
+        ("layout", head.get("layout"), layout),
+    ):
+        if number != wanted and isinstance(number, int):
+            age = "a newer" if number > wanted else "an older"
+            raise UnsupportedModelError(
+                f"{quoted(folder)} was packed by {age} selfspec ({what} {number}; this one reads {wanted}): "
+                "use that version, or pack the model again with `selfspec bundle`"
+            )
     own = (packing / _BYTES).relative_to(folder).as_posix()
     if problem := problem_of(folder, lambda name: name.endswith(_BYTES) and name != own):
         raise CorruptModelError(f"{quoted(folder)} is damaged ({problem}); copy or pack it again")

@@ -15,6 +15,7 @@ from selfspec.model.families.base import (
     Family,
     Layout,
     Weight,
+    all_weights,
     count,
     global_weights,
     layer_weights,
@@ -25,7 +26,7 @@ from selfspec.model.families.gguf_weights import GgufWeight, gguf_names, gguf_we
 from selfspec.model.families.read import config_from_hf
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container
 
     from selfspec.model.config import ModelConfig
 
@@ -83,17 +84,9 @@ def weights_by_role(config: ModelConfig, layer: int | None = None) -> dict[str, 
     return {weight.role: weight for weight in found}
 
 
-def _weights(config: ModelConfig) -> Iterator[tuple[Weight, tuple[int, ...], int | None]]:
-    """All weights in the order of the layers, with their shapes as stored and their layers."""
-    for layer in (None, *range(config.num_layers)):
-        sizes = sizes_of(config, config.layer(layer or 0))
-        for weight in weights_by_role(config, layer).values():
-            yield weight, tuple(sizes[dim] for dim in weight.dims), layer
-
-
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Canonical name -> shape of every weight; none for a head that is tied."""
-    return {weight.name: shape for weight, shape, _ in _weights(config)}
+    return {weight.name: shape for weight, shape, _ in all_weights(layout_of(config), config)}
 
 
 def is_ignored(name: str, config: ModelConfig) -> bool:

@@ -184,6 +184,15 @@ def global_weights(layout: Layout, config: ModelConfig) -> Iterator[Weight]:
     return (weight for weight in layout.globals if is_on(weight, config, config.layer(0)))
 
 
+def all_weights(layout: Layout, config: ModelConfig) -> Iterator[tuple[Weight, tuple[int, ...], int | None]]:
+    """All weights with their shapes as stored: those of the model (None), then those of each layer."""
+    for layer in (None, *range(config.num_layers)):
+        sizes = sizes_of(config, config.layer(layer or 0))
+        found = global_weights(layout, config) if layer is None else layer_weights(layout, config, layer)
+        for weight in found:
+            yield weight, tuple(sizes[dim] for dim in weight.dims), layer
+
+
 class Counts(NamedTuple):
     """Numbers of weights: all, of the mean layer, of that what a row reads, and of head and final norm."""
 

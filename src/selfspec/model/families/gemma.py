@@ -9,7 +9,7 @@ import numpy as np
 
 from selfspec.model.families.base import Family, Layout, ends, norm, with_layers
 from selfspec.model.families.llama import attention, gated_mlp, qk_norms, window_of, windows
-from selfspec.model.families.ropes import layer_types, rope_by_type
+from selfspec.model.families.ropes import but_each, layer_types, rope_by_type
 
 if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
@@ -48,17 +48,13 @@ def _with_ends(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def _gemma2(fields: Fields, config: ModelConfig) -> ModelConfig:
-    types = layer_types(
-        fields, config.num_layers, lambda i: "sliding_attention" if (i + 1) % 2 else "full_attention"
-    )
+    types = layer_types(fields, config.num_layers, but_each(2))
     return with_layers(_with_ends(fields, config), **_common(fields, types))
 
 
 def _gemma3(fields: Fields, config: ModelConfig) -> ModelConfig:
     every = fields.integer("sliding_window_pattern", 6)
-    types = layer_types(
-        fields, config.num_layers, lambda i: "sliding_attention" if (i + 1) % every else "full_attention"
-    )
+    types = layer_types(fields, config.num_layers, but_each(every))
     ropes = {
         "full_attention": rope_by_type(fields, "full_attention", fields.number("rope_theta")),
         "sliding_attention": rope_by_type(fields, "sliding_attention", fields.number("rope_local_base_freq")),

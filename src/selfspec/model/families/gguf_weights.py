@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from selfspec.model.families.base import global_weights, layer_weights, sizes_of
+from selfspec.model.families.base import all_weights
 from selfspec.model.families.gguf import family_named, form_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from selfspec.model.config import ModelConfig
     from selfspec.model.families.base import Weight
@@ -42,7 +42,8 @@ def gguf_weights(config: ModelConfig) -> list[GgufWeight]:
     """All weights of a model that comes from a GGUF file, in the order of `weight_shapes`."""
     form = form_of(config.family)
     assert form is not None
-    return [_weight(form, weight, shape, prefix, config) for weight, shape, prefix in _layout(config)]
+    layout = family_named(config.family).layouts[config.layout]
+    return [_weight(form, weight, shape, layer, config) for weight, shape, layer in all_weights(layout, config)]
 
 
 def gguf_names(config: ModelConfig) -> dict[str, str]:
@@ -50,23 +51,17 @@ def gguf_names(config: ModelConfig) -> dict[str, str]:
     return {weight.tensors[0]: weight.name for weight in gguf_weights(config) if weight.stored == weight.shape}
 
 
-def _layout(config: ModelConfig) -> Iterator[tuple[Weight, tuple[int, ...], str]]:
-    layout = family_named(config.family).layouts[config.layout]
-    for layer in (None, *range(config.num_layers)):
-        sizes = sizes_of(config, config.layer(layer or 0))
-        found = global_weights(layout, config) if layer is None else layer_weights(layout, config, layer)
-        for weight in found:
-            yield weight, tuple(sizes[dim] for dim in weight.dims), "" if layer is None else f"blk.{layer}."
-
-
-def _weight(form: GgufForm, weight: Weight, shape: tuple[int, ...], prefix: str, config: ModelConfig) -> GgufWeight:
+def _weight(
+    form: GgufForm, weight: Weight, shape: tuple[int, ...], layer: int | None, config: ModelConfig
+) -> GgufWeight:
     role, module = weight.role, weight.name.split(".")[-2]
+    prefix = "" if layer is None else f"blk.{layer}."
     make = partial(GgufWeight, weight.name, shape)
     if expert := _EXPERT.fullmatch(role):
-        count = config.layer(int(prefix.split(".")[1])).experts
-        assert count is not None
+        experts = config.layer(layer or 0).experts
+        assert experts is not None
         tensor = prefix + form.tensor(f"expert_{expert[2]}", module)
-        return make((tensor,), (count.count, *shape), partial(_one, int(expert[1])))
+        return make((tensor,), (experts.count, *shape), partial(_one, int(expert[1])))
     if role == "experts_gate_up":
         halves = tuple(prefix + form.tensor(f"expert_{part}", module) for part in ("gate", "up"))
         return make(halves, (shape[0], shape[1] // 2, shape[2]), partial(np.concatenate, axis=1))

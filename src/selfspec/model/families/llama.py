@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from selfspec.model.families.base import Family, Layout, Weight, ends, linear, norm, with_layers
-from selfspec.model.families.ropes import layer_types, rope_by_type
+from selfspec.model.families.ropes import but_each, layer_types, rope_by_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,9 +155,7 @@ def _olmo3(fields: Fields, config: ModelConfig) -> ModelConfig:
     full = rope_by_type(fields, "full_attention", fields.number("rope_theta"))
     # an old config.json has scaling and theta of the full layers only, and transformers takes the default here
     sliding = rope_by_type(fields, "sliding_attention", theta)
-    types = layer_types(
-        fields, config.num_layers, lambda i: "sliding_attention" if (i + 1) % 4 else "full_attention"
-    )
+    types = layer_types(fields, config.num_layers, but_each(4))
     ropes = [sliding if kind == "sliding_attention" else full for kind in types]
     slides = windows(types, window_of(fields))
     return with_layers(config, norm="rms_wide", qk_norm="width", rope=ropes, window=slides, **_AFTER)
@@ -166,7 +164,7 @@ def _olmo3(fields: Fields, config: ModelConfig) -> ModelConfig:
 def _exaone4(fields: Fields, config: ModelConfig) -> ModelConfig:
     window, count = window_of(fields), config.num_layers
     every = fields.integer("sliding_window_pattern") if "layer_types" not in fields and window else 1
-    types = layer_types(fields, count, lambda i: "sliding_attention" if (i + 1) % every else "full_attention")
+    types = layer_types(fields, count, but_each(every))
     slides = windows(types, window)
     ropes = [config.rope if window is None or slides[i] else None for i in range(count)]
     return with_layers(config, qk_norm="head", rope=ropes, window=slides, **_AFTER)

@@ -21,7 +21,7 @@ from selfspec.model.families.llama import (
     windows,
     with_granite_ends,
 )
-from selfspec.model.families.ropes import layer_types
+from selfspec.model.families.ropes import but_each, layer_types
 
 if TYPE_CHECKING:
     from selfspec.model.config import ModelConfig
@@ -129,9 +129,7 @@ def _olmoe(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def _gpt_oss(fields: Fields, config: ModelConfig) -> ModelConfig:
-    types = layer_types(
-        fields, config.num_layers, lambda i: "sliding_attention" if (i + 1) % 2 else "full_attention"
-    )
+    types = layer_types(fields, config.num_layers, but_each(2))
     experts = experts_of(
         fields,
         "intermediate_size",

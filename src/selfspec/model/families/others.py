@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from selfspec.errors import UnsupportedModelError
 from selfspec.model.families.base import Family, Layout, Weight, ends, linear, norm, with_layers
 from selfspec.model.families.llama import SILU, attention, gated_mlp, normed_before, window_of, windows
-from selfspec.model.families.ropes import layer_types
+from selfspec.model.families.ropes import but_each, layer_types
 from selfspec.model.reading import one_line
 
 if TYPE_CHECKING:
@@ -98,9 +98,7 @@ STARCODER2 = Family(
 
 def _cohere2(fields: Fields, config: ModelConfig) -> ModelConfig:
     every = fields.integer("sliding_window_pattern", 4)
-    types = layer_types(
-        fields, config.num_layers, lambda i: "sliding_attention" if (i + 1) % every else "full_attention"
-    )
+    types = layer_types(fields, config.num_layers, but_each(every))
     rope = replace(config.rope, interleaved=True, narrow=True)
     slides = windows(types, window_of(fields))
     config = replace(config, logit_scale=fields.number("logit_scale"))

@@ -166,6 +166,11 @@ def context_of(rope: Rope, context: int) -> int:
     return min(context, rope.original_context) if rope.kind == "longrope" else context
 
 
+def but_each(n: int) -> Callable[[int], str]:
+    """The rule by which each n-th layer attends to the whole text, and the others to a window."""
+    return lambda index: "sliding_attention" if (index + 1) % n else "full_attention"
+
+
 def layer_types(
     fields: Fields, count: int, rule: Callable[[int], str], kinds: Sequence[str] = LAYER_TYPES
 ) -> list[str]:
