@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lossless_table import Bush
+from wild_drafters import Bush
 
 GAP = "attention 2 mlp 1,2"
 SIZE = 101  # of the vocabulary of every family's model

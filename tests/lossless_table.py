@@ -1,41 +1,30 @@
 """The table of losslessness: every drafter on every runtime must give plain decoding's text, in every cell.
 
-A drafter joins with a line in DRAFTERS, a runtime with a line in RUNTIMES. A cell is one random choice of how
-many texts run together, their lengths and ends, γ, the temperature, and what shapes the probabilities.
+A drafter joins with a line in DRAFTERS, a runtime with a line in RUNTIMES. The cells are in `lossless_cells`.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from constraints import PROCESSORS, settings, some
-from doubles import STATES, Host, run, tiny_core, tiny_hybrid, tiny_runtime, tiny_static
+from doubles import STATES, Host, tiny_core, tiny_hybrid, tiny_runtime, tiny_static
 from random_heads import fitted_eagle, fitted_medusa, fitted_module, nearly_untrained, random_facts
+from wild_drafters import SIZE, Bush, Climber, Fickle, Taught, Told, script
 
 from selfspec.drafters import create, drafter_class
-from selfspec.drafters.adaptive_exit import AdaptiveExit
-from selfspec.drafters.base import Drafter, DraftOptions
-from selfspec.drafters.early_exit import EarlyExitOptions
-from selfspec.drafters.learning_head import LearningHead
-from selfspec.drafters.shadow import Choice, ExitControl
-from selfspec.drafters.suffix import Suffix, SuffixOptions
-from selfspec.learning.learner import Offered
 from selfspec.measure.toy import MarkovRuntime
-from selfspec.model.head_file import HeadFile, write_head
+from selfspec.model.head_file import write_head
 from selfspec.reference import oracle
 from selfspec.runtime.base import Runtime
 from selfspec.sampling import Chance
-from selfspec.types import Draft, LayerPlan, Rows, Sampling
+from selfspec.types import LayerPlan, Rows, Sampling
 
-SIZE = 61  # of the vocabulary
 PROMPTS = [[5, 17, 3, 3, 42, 5, 17], [1], [9, 9, 9, 9, 2], list(range(20))]
 PROMPT, NEW = PROMPTS[0], 20  # of tests with one text
 MOST = 12  # new tokens of a text of the table
@@ -45,69 +34,6 @@ SEED = 3
 # -- drafters ---------------------------------------------------------------------------------------------
 
 
-def script(kind, texts):
-    """Drafts of known acceptance: always right, always wrong, right for some tokens only."""
-
-    def right(tokens, gamma):
-        text = next((text for text in texts if text[: len(tokens)] == tokens), [])
-        return text[len(tokens) : len(tokens) + gamma]
-
-    def wrong(tokens, gamma):
-        return [(token + 1) % SIZE for token in right(tokens, gamma)]
-
-    def mixed(tokens, gamma):
-        cut = len(tokens) % (gamma + 1)
-        return right(tokens, gamma)[:cut] + wrong(tokens, gamma)[cut:]
-
-    return {"right": right, "wrong": wrong, "mixed": mixed}[kind]
-
-
-class Bush(Drafter):
-    """Random trees that hold the right tokens somewhere; with ``exit_layer``, the first rows bring their states."""
-
-    name = "bush"
-
-    def __init__(self, config, texts, *, gamma=4, exit_layer=0, seed=0):
-        super().__init__(DraftOptions(gamma=gamma), config)
-        self.expected = texts
-        self.exit_layer = exit_layer
-        self.random = np.random.default_rng(seed)
-
-    def propose(self, context, texts, gammas):
-        return [self.tree(context, text, gamma) for text, gamma in zip(texts, gammas, strict=True)]
-
-    def tree(self, context, text, gamma):
-        at = len(text.tokens)
-        right = self.expected[text.index][at : at + gamma]
-        tokens, parents, depths, on_path = [], [], [], [-1]
-        for _ in range(self.random.integers(0, min(12, text.room()) + 1)):
-            parent = int(self.random.integers(-1, len(tokens)))
-            if self.random.random() < 0.5:
-                parent = on_path[-1]
-            depth = 0 if parent < 0 else depths[parent] + 1
-            if depth >= min(gamma, len(right)):
-                continue
-            holds = parent == on_path[-1] and self.random.random() < 0.8
-            tokens.append(right[depth] if holds else int(self.random.integers(61)))
-            parents.append(parent)
-            depths.append(depth)
-            if parent == on_path[-1] and tokens[-1] == right[depth]:
-                on_path.append(len(tokens) - 1)
-        return self.resumed(context, text, tuple(tokens), tuple(parents))
-
-    def resumed(self, context, text, tokens, parents):
-        if not self.exit_layer:
-            return Draft(tokens, parents=parents)
-        kept = int(self.random.integers(1, len(tokens) + 2))
-        start = len(text.tokens) - 1
-        rows = Rows.trees(
-            [text.slot] * kept, range(start, start + kept), [-1, *(p + 1 for p in parents[: kept - 1])]
-        )
-        hidden = context.runtime.embed([text.pending, *tokens[: kept - 1]], rows.positions)
-        hidden, _ = context.runtime.run(hidden, context.full.span(0, self.exit_layer), rows, context.cache)
-        return Draft(tokens, None, hidden, self.exit_layer, parents)
-
-
 @cache
 def host_of(target):
     """An engine for drafters that need other models: one that often agrees, and the target in fewer bits."""
@@ -115,112 +41,6 @@ def host_of(target):
         return Host(target, {"other": MarkovRuntime(SIZE, num_layers=4, seed=1)})
     light = tiny_core("int4")
     return Host(target, {"other": light, 8: tiny_core("int8"), 4: light})
-
-
-class Told(Suffix):
-    """Look-up in a prediction that is right in most places, and in the text."""
-
-    def __init__(self, config, texts, **options):
-        super().__init__(SuffixOptions(**options), config)
-        self.expected = texts
-
-    def begin(self, text):
-        answer = self.expected[text.index][text.prompt_length :]
-        text.prediction = [(token + 1) % SIZE if i % 5 == 3 else token for i, token in enumerate(answer)]
-        super().begin(text)
-
-
-class Whimsical(ExitControl):
-    """Learns as it should, and then leaves anywhere, and drafts as much as it may."""
-
-    def __init__(self, seed, *known):
-        super().__init__(*known)
-        self.random = np.random.default_rng(seed)
-
-    def threshold(self, layer):
-        return self.random.choice([0.0, 0.5, 0.9, 0.99, 1.1]) + 0.0 * super().threshold(layer)
-
-    def choose(self, most):
-        super().choose(most)
-        ladders = list(self._tallies)
-        return Choice(ladders[self.random.integers(len(ladders))], most, 1.0)
-
-
-class Climber(AdaptiveExit):
-    """Adaptive exits in the hands of whim: rows of one draft end at any layers."""
-
-    def __init__(self, config, texts, *, seed=0, **options):
-        super().__init__(EarlyExitOptions(exit_layer="adaptive", **options), config)
-        self.seed = seed
-
-    def control(self):
-        return Whimsical(self.seed, self.candidates, self._costs)
-
-
-class Taught(Host):
-    """An engine whose controller knows all kinds of draft, thinks something of each, and takes them for cheap."""
-
-    def __init__(self, target, seed):
-        super().__init__(target, {})
-        self.random = np.random.default_rng(seed)
-
-    def kept(self, key, make):
-        made = make()
-        if key[0] != "auto":
-            return made
-        for record in made.records:
-            good = self.random.uniform(0.5, 1.0)
-            record.judged(True)
-            record.step.learn(100.0 * self.random.uniform(0.0, 0.2), 100.0)
-            for depth in range(8):
-                for is_right in [True, *(self.random.random(12) < good), True]:
-                    record.counts.learn(depth, bool(is_right))
-        made.probes.balance = 100.0
-        return made
-
-
-class Erratic:
-    """A clock whose steps have nothing to do with the work, so that whoever decides by it decides anything."""
-
-    def __init__(self, seed, costs):
-        self.random, self.now = np.random.default_rng(seed), 0.0
-        costs.__init__()
-        for rows in [1, 4, 8, 16] * 20:
-            costs.observe(rows, 1.0 + 0.05 * rows)
-
-    def __call__(self):
-        self.now += self.random.exponential()
-        return self.now
-
-
-class Fickle(LearningHead):
-    """A head that is another one in every round, as if learning kept whatever it tried; beside it, one learns."""
-
-    name = "fickle"
-
-    def __init__(self, config, host, seed=0, **options):
-        given = {"exit_layer": 4, "learn": True, "learn_share": 1.0, "learn_memory": 1} | options
-        options = EarlyExitOptions(**given)
-        super().__init__(options, config, options.exit_layer)
-        self.bind(host)
-        self.seed, self.drafted_with = seed, []
-
-    def refine(self, context, texts, gammas, drafts):
-        self.exchange(sum(len(text.tokens) for text in texts))
-        self.drafted_with.append(self._learner.current)
-        return super().refine(context, texts, gammas, drafts)
-
-    def exchange(self, number):
-        """Offer another head."""
-        worker = self._learner._worker
-        random = np.random.default_rng([self.seed, number])
-        size = self.config.vocab_size
-        tokens = np.flatnonzero(random.random(size) < 0.9) if random.random() < 0.7 else None
-        tokens = None if tokens is not None and not len(tokens) else tokens
-        head = worker.current.head
-        moved = random.normal(0, 0.03, (self.config.hidden_size,) * 2).astype(np.float32)
-        head = HeadFile(head.facts, {**head.weights, "transform.weight": moved}, tokens)
-        worker.current = Offered(head, worker._attach(head))
 
 
 # a name, the drafter, and its options but γ; a drafter that must know plain decoding's texts gets them
@@ -504,108 +324,3 @@ RUNTIMES = {
 def runtime(name):
     """The runtime of that name, made once."""
     return RUNTIMES[name].make()
-
-
-# -- cells ------------------------------------------------------------------------------------------------
-
-
-def new_tokens_only(prefix, logits):
-    """A processor that needs the prefix of its own row: tokens of the text become unlikely."""
-    return logits - 2.0 * np.isin(np.arange(SIZE), list(prefix))
-
-
-TEMPERATURES = (0.0, 0.3, 1.0, 1.5)
-ALONE = [[name] for name in PROCESSORS]
-TOGETHER = [some(np.random.default_rng([5, i]), PROCESSORS) for i in range(30)]
-SHAPINGS: list[dict[str, Any]] = [
-    {},
-    {"processors": (new_tokens_only,)},
-    *(settings(np.random.default_rng([6, i]), names) for i, names in enumerate([*ALONE, *TOGETHER])),
-]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One configuration; ``seed`` chooses lengths and ends."""
-
-    shaping: int
-    temperature: float
-    gamma: int
-    texts: int
-    coupled: bool
-    seed: int
-
-    @property
-    def sampling(self):
-        return Sampling(self.temperature, coupled=self.coupled, **SHAPINGS[self.shaping])
-
-
-def cells(runtime_name, drafter_name) -> Iterator[Cell]:
-    """Every value of every axis, in a random arrangement; shapings go round over the drafters."""
-    count = RUNTIMES[runtime_name].cells
-    if drafter_name in [*STAGED, *AHEAD, *WITH_HEADS, *WITH_MODULES]:
-        count = min(count // 2, 18)
-    place = [*DRAFTERS, *LIGHTER, *PARTS, *STAGED, *AHEAD, *WITH_HEADS, *WITH_MODULES].index(drafter_name)
-    random = np.random.default_rng([place, *runtime_name.encode()])
-
-    def axis(values):
-        return random.permutation(np.resize(values, count)).tolist()
-
-    shapings = axis(np.roll(range(len(SHAPINGS)), -place * count))
-    axes = zip(shapings, axis(TEMPERATURES), axis(range(9)), axis(range(1, 5)), axis([0, 1]), strict=True)
-    for seed, (shaping, temperature, gamma, texts, free) in enumerate(axes):
-        coupled = drafter_name in SAMPLED or not free
-        yield Cell(shaping, temperature, gamma, texts, coupled, seed)
-
-
-@cache
-def plain(runtime_name, sampling, text):
-    """Plain decoding's text from a prompt, longer than any cell needs, by the oracle."""
-    new = oracle(runtime(runtime_name), PROMPTS[text], MOST, Chance(SEED, text), sampling)
-    return PROMPTS[text] + new
-
-
-def check(runtime_name, drafter_name, cell) -> tuple[list[int], int]:
-    """Compare a cell with the oracle; how many tokens each draft had accepted, and the ends inside a draft."""
-    random = np.random.default_rng([cell.seed, cell.texts])
-    texts = [plain(runtime_name, cell.sampling, i) for i in range(cell.texts)]
-    prompts = PROMPTS[: cell.texts]
-    counts = random.integers(1, MOST + 1, size=cell.texts).tolist()
-    stops = [
-        text[len(p) + int(random.integers(MOST))] if random.random() < 0.5 else -1
-        for p, text in zip(prompts, texts, strict=True)
-    ]
-    accepted: list[int] = []
-    cut = 0
-
-    def each_round(context, all_texts, round_):
-        nonlocal cut
-        accepted.extend(commit.accepted for commit in round_.commits if commit.drafted)
-        cut += sum(
-            commit.finish_reason == "stop" and 0 < commit.accepted < commit.depth for commit in round_.commits
-        )
-        if (check_round := RUNTIMES[runtime_name].after_round) is not None:
-            check_round(context, all_texts, round_)
-
-    kind, options = drafter(drafter_name, runtime(runtime_name), texts, cell.gamma, cell.seed)
-    done = run(
-        runtime(runtime_name),
-        prompts,
-        kind,
-        options,
-        new_tokens=counts,
-        sampling=cell.sampling,
-        seed=SEED,
-        ends=[lambda token, stop=stop: token == stop for stop in stops],
-        each_round=each_round,
-        clock=Erratic(cell.seed, runtime(runtime_name).costs)
-        if drafter_name in CONTROLLERS | HEAD_CONTROLLERS
-        else time.perf_counter,
-    )
-    for prompt, text, count, stop, got in zip(prompts, texts, counts, stops, done, strict=True):
-        want = text[len(prompt) : len(prompt) + count]
-        if stop in want:
-            want = want[: want.index(stop) + 1]
-        assert got.tokens[len(prompt) :] == want, cell
-        assert got.finish_reason == ("stop" if want[-1] == stop else "length"), cell
-    return accepted, cut

@@ -7,9 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 from doubles import TINY, run, tiny_runtime
-from lossless_table import Climber
 from simulated import CONFIG, SimulatedRuntime, best_fixed, right_token, speed
 from test_lossless import PROMPT, Counting
+from wild_drafters import Climber
 
 from selfspec import control, drafters
 from selfspec.drafters.adaptive_exit import AdaptiveExit

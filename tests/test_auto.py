@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 from doubles import TINY, Host, run, tiny_core, tiny_runtime
-from lossless_table import PROMPTS, Erratic, Taught, runtime
+from lossless_table import PROMPTS, runtime
 from simulated import CONFIG, SimulatedRuntime, auto, best_fixed, look_up, speed
+from wild_drafters import Erratic, Taught
 
 import selfspec
 from selfspec import drafters

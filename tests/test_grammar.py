@@ -8,7 +8,8 @@ import re
 import numpy as np
 import pytest
 from doubles import run
-from lossless_table import CHAINS, NEW, PROMPT, SIZE, drafter
+from lossless_table import CHAINS, NEW, PROMPT, drafter
+from wild_drafters import SIZE
 
 import selfspec
 from selfspec import drafters

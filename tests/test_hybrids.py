@@ -10,7 +10,7 @@ import pytest
 import torch
 from doubles import STATES, run, tiny_hybrid
 from family_models import HYBRIDS, model_of, wide
-from lossless_table import Bush, script
+from wild_drafters import Bush, script
 
 import selfspec
 from selfspec import drafters

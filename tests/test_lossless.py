@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from doubles import run, tiny_runtime
-from lossless_table import DRAFTERS, NEW, PROMPT, check_cache, drafter, script
+from lossless_table import DRAFTERS, NEW, PROMPT, check_cache, drafter
+from wild_drafters import script
 
 from selfspec import drafters
 from selfspec.context import Context, Text

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from lossless_cells import SHAPINGS, TEMPERATURES, cells, check
 from lossless_table import (
     AHEAD,
     DRAFTERS,
@@ -15,13 +16,9 @@ from lossless_table import (
     MIXED,
     PARTS,
     RUNTIMES,
-    SHAPINGS,
     STAGED,
-    TEMPERATURES,
     WITH_HEADS,
     WITH_MODULES,
-    cells,
-    check,
 )
 
 from selfspec.context import Context, Text

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from doubles import run
-from lossless_table import CHAINS, NEW, PROMPT, SIZE, drafter
+from lossless_table import CHAINS, NEW, PROMPT, drafter
+from wild_drafters import SIZE
 
 from selfspec import drafters
 from selfspec.context import Text

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from doubles import run, tiny_runtime
-from lossless_table import NEW, PROMPT, check_cache, script
+from lossless_table import NEW, PROMPT, check_cache
 from torch.utils._python_dispatch import TorchDispatchMode
+from wild_drafters import script
 
 from selfspec import decode as loop
 from selfspec import drafters

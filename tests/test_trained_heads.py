@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from doubles import GREEDY, Host, run, tiny_core, tiny_hybrid, tiny_runtime
 from head_oracle import draft_logits
-from lossless_table import FORMS, PROMPTS, head, script
+from lossless_table import FORMS, PROMPTS, head
 from random_heads import random_facts, random_head
+from wild_drafters import script
 
 from selfspec import drafters, feeds
 from selfspec.context import Context, Text

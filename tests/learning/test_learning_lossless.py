@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from doubles import Host, run, tiny_core, tiny_runtime
-from lossless_table import Fickle
+from wild_drafters import Fickle
 
 from selfspec.measure.laws import loop_law, plain_law, total_variation
 from selfspec.types import LayerPlan, Rows, Sampling
