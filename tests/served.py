@@ -14,6 +14,29 @@ from selfspec.server.app import Service
 from selfspec.server.run import Server, listen
 from selfspec.server.settings import ServerOptions
 
+COLOURS = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green"]}, "sure": {"type": "boolean"}},
+    "required": ["colour", "sure"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "paint", "description": "Paints.", "parameters": COLOURS}},
+    {
+        "type": "function",
+        "function": {
+            "name": "wait",
+            "description": "Waits.",
+            "parameters": {
+                "type": "object",
+                "properties": {"hours": {"type": "integer", "minimum": 0, "maximum": 99}},
+                "required": ["hours"],
+                "additionalProperties": False,
+            },
+        },
+    },
+]
+
 
 def until(condition, seconds=10):
     """Wait for something that must come."""

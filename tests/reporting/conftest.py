@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from selfspec.measure.certificate import Certificate, Check
+from selfspec.reporting.page import report
 
 RATIO = {"median": 1.21, "low": 1.15, "high": 1.26, "pairs": 12, "verdict": "faster"}
 HELD = {"weights": 0, "kv": 0, "buffers": {"logits = gamma * V": 1376256}, "bytes": 1376256}
@@ -98,3 +99,15 @@ def tuned(profile):
         "tuning_prompts": 6,
         "left_out": {"rounds": "4 of 15 within the budget"},
     }
+
+
+@pytest.fixture(scope="session")
+def whole(results):
+    """The page of all results, as HTML."""
+    return report(list(map(str, results.values())))[1]
+
+
+@pytest.fixture(scope="session")
+def documents(results):
+    """What is in the files, by kind."""
+    return {kind: json.loads(path.read_text()) for kind, path in results.items()}
