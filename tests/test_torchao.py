@@ -5,6 +5,9 @@ pip install torchao && pytest -m engines tests/test_torchao.py
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from doubles import run, tiny_runtime, tiny_static
@@ -13,6 +16,16 @@ from selfspec.runtime.torch import TorchRuntime
 from selfspec.runtime.torch_quantised import quantise
 
 PROMPTS = [[5, 17, 3, 3, 42, 5, 17]]
+
+
+@pytest.mark.engines
+def test_torchao_comes_without_words():
+    """Guards the terminal: what torchao logs of kernels for other machines is not for the user."""
+    script = (
+        "import torch; from selfspec.runtime.torch_quantised import _quantiser as q; q('int8', torch.device('cpu'))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 @pytest.mark.engines

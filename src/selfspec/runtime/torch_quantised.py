@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +12,8 @@ from selfspec.errors import OptionError, RuntimeMissingError, UnsupportedModelEr
 from selfspec.model.families import weights_by_role
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from selfspec.model.config import ModelConfig
@@ -48,12 +52,27 @@ def saved(config: ModelConfig, precision: str, wide: int) -> int:
     return round((config.num_layers * config.active_layer_parameters + head) * (wide - BITS[precision] / 8))
 
 
+@contextmanager
+def _silent(*names: str) -> Iterator[None]:
+    """Let these loggers say nothing but errors."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 def _quantiser(dtype: str, device: torch.device) -> Any:
     """What makes one matrix [out, in] smaller."""
     if dtype == "int4" and device.type != "cuda":
         raise OptionError("dtype int4 needs a CUDA GPU; use int8, or runtime cpu with bits 4")
     try:
-        from torchao import quantization
+        with _silent("torchao", "torch.utils._pytree"):  # about kernels for other machines, and about each other
+            from torchao import quantization
     except ImportError as error:
         raise RuntimeMissingError(
             f"dtype {dtype} needs torchao, which is not installed here: pip install 'selfspec[quant]'"
