@@ -1,7 +1,7 @@
 """Check and measure the torch runtime on a GPU, in one go and under 8 minutes: run nothing else beside it.
 
     python bench/gpu.py --out gpu.json              everything, on the first GPU
-    python bench/gpu.py --rehearse                  the same on the CPU with tiny shapes, in a minute or two
+    python bench/gpu.py --rehearse                  the same on the CPU with tiny shapes, in minutes
     python bench/gpu.py --predict                   what the cost model expects; measures nothing
 
 It needs torch, transformers and this repository. What a section cannot do (memory, a missing package, its deadline)
