@@ -207,6 +207,22 @@ def test_a_kill_between_two_renames_loses_no_model(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_rename_that_fails_leaves_the_model_of_before(tmp_path, monkeypatch):
+    """Guards who drafts with it meanwhile: it was put aside, and came back with the next checkpoint only."""
+    model, rename = tmp_path / "model", Path.rename
+    model.mkdir()
+
+    def fails(path, target):
+        if path.name == ".model":
+            raise OSError(13, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OptionError, match="Permission denied"), replacing(model):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_layers_that_depend_on_their_place_are_refused(tmp_path):
     """Guards windows: layer 2 as layer 1 would see something else; nothing is left behind."""
     folder = write_model(

@@ -24,8 +24,7 @@ def replacing(target: Path) -> Iterator[Path]:
     Raises OptionError where it cannot be written.
     """
     new, old = target.with_name(f".{target.name}"), target.with_name(f".{target.name}.old")
-    if old.exists() and not target.exists():  # a kill came between the two renames below
-        old.rename(target)
+    _restore(old, target)  # where a kill came between the two renames below
     shutil.rmtree(new, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
     try:
@@ -40,8 +39,14 @@ def replacing(target: Path) -> Iterator[Path]:
             f"no checkpoint can be written to {quoted(target)}: {why}; make room, and run the same command again"
         ) from error
     finally:
+        _restore(old, target)
         shutil.rmtree(new, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _restore(old: Path, target: Path) -> None:
+    if old.exists() and not target.exists():
+        old.rename(target)
 
 
 def say_precision(folder: Path, precision: str) -> None:
