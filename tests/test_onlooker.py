@@ -56,6 +56,20 @@ def test_a_prediction_is_drafted_from():
     assert model(np.asarray([1, 2, 3], np.intc)).tolist() == [50, 51, 52, 53]
 
 
+def test_turns_of_a_chat():
+    """A turn goes on from the text before: what it adds is no verdict on drafts, its prediction may be another."""
+    model = selfspec.llamacpp.draft("suffix", row_price=0.0)
+    first = model(np.asarray(PROMPT, np.intc)).tolist()
+    assert first[:2] == [9, 10]
+    turn = [*PROMPT, 40, *range(60, 61 + len(first))]
+    model(np.asarray(turn, np.intc))
+    assert (model.drafted, model.accepted) == (0, 0)
+    model.prediction = [70, 71, 72, 73]
+    assert model(np.asarray([*turn, 80, 81], np.intc)).tolist() == [70, 71, 72, 73]
+    model(np.asarray([*turn, 80, 81, 70, 71, 5], np.intc))
+    assert (model.drafted, model.accepted) == (4, 2)
+
+
 def test_drafts_that_do_not_pay_are_not_made():
     cheap, dear = (Onlookers("suffix", 100, row_price=price).watch(PROMPT) for price in (0.0, 0.9))
     assert cheap.draft(PROMPT)

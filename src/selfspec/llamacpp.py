@@ -33,16 +33,18 @@ class LlamaDraft:
         self._owner = owner
         self._text: Onlooker | None = None
         self._ended = (0, 0)
-        self.prediction = tuple(prediction)
+        self._predicted: tuple[int, ...] = ()  # in the text that is being written
+        self.prediction: Sequence[int] = tuple(prediction)
 
     def __call__(self, input_ids: Any, /, **_: Any) -> Any:
-        """Draft; a text that does not go on from the last one begins a new index."""
-        text = self._text
-        if text is None or not text.goes_on(input_ids):
+        """Draft; a text that does not go on from the last one, or has another prediction, begins a new index."""
+        text, predicted = self._text, tuple(self.prediction)
+        if text is None or predicted != self._predicted or not text.goes_on(input_ids):
             if text is not None:
                 self._ended = (self.drafted, self.accepted)
                 text.close()
-            text = self._text = self._owner.watch(input_ids, self.prediction)
+            self._predicted = predicted
+            text = self._text = self._owner.watch(input_ids, predicted)
         return np.asarray(text.draft(input_ids), dtype=np.intc)
 
     @property

@@ -10,11 +10,16 @@ from __future__ import annotations
 import pytest
 import torch
 from other_python import ask
+from random_heads import fitted_eagle, random_facts
 from tiny_folder import write_tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import selfspec
+from selfspec.export.acceptance import acceptance_along
 from selfspec.export.drafts import export_draft
+from selfspec.model import find_checkpoint
+from selfspec.model.head_file import write_head
+from selfspec.runtime.torch import TorchRuntime
 
 pytestmark = pytest.mark.engines
 PROMPTS = [[first, *range(3, 3 + first % 7), first, first + 1] for first in range(20, 30)]
@@ -37,29 +42,55 @@ def model(tmp_path_factory):
     return folder
 
 
-def answers(model, speculative):
-    asked = {"model": str(model), "prompts": PROMPTS, "tokens": TOKENS, "speculative": speculative}
+def answers(model, speculative, prompts=PROMPTS, tokens=TOKENS):
+    asked = {"model": str(model), "prompts": prompts, "tokens": tokens, "speculative": speculative}
     return ask("SELFSPEC_VLLM_PYTHON", "vllm_answers.py", **asked)
 
 
-def test_vllm_drafts_with_it_as_we_do(model, monkeypatch):
-    """Its tokens with drafts are its tokens without; α of the draft model is ours, to 3 points."""
-    plain = answers(model, None)
+@pytest.fixture(scope="module")
+def plain(model):
+    """What vLLM says without drafts."""
+    return answers(model, None)["outputs"]
+
+
+def agrees(drafted, plain, model, **options):
+    """Its tokens with drafts are its tokens without; along them α is ours, to 3 points."""
+    assert drafted["outputs"] == plain
+    engine = selfspec.load(AutoModelForCausalLM.from_pretrained(model), gamma=GAMMA, **options)
+    ours = acceptance_along(engine, zip(PROMPTS, plain, strict=False))
+    theirs = drafted["accepted"] / drafted["drafted"]
+    print(f"vLLM {drafted['accepted']}/{drafted['drafted']} = {theirs:.3f}, along its texts here {ours}")
+    assert abs(theirs - ours.alpha) < 0.03
+
+
+def test_vllm_drafts_with_it_as_we_do(model, plain):
     draft = export_draft(model, f"early_exit:exit_layer=3:gamma={GAMMA}", "hf", model.parent / "draft", tokens=0)
     told = {"method": "draft_model", "model": str(draft.path), "num_speculative_tokens": GAMMA}
-    drafted = answers(model, told)
-    assert drafted["outputs"] == plain["outputs"]
-    options = {"draft": "early_exit", "exit_layer": 3, "gamma": GAMMA, "ignore_eos": True, "max_new_tokens": TOKENS}
-    engine = selfspec.load(AutoModelForCausalLM.from_pretrained(model), **options)
-    stats = [engine.generate(prompt).stats for prompt in PROMPTS]
-    ours = sum(s.accepted for s in stats) / sum(s.drafted for s in stats)
-    theirs = drafted["accepted"] / drafted["drafted"]
-    print(f"vLLM {drafted['accepted']}/{drafted['drafted']} = {theirs:.3f}, here {ours:.3f}")
-    assert abs(theirs - ours) < 0.03
+    agrees(answers(model, told), plain, model, draft="early_exit", exit_layer=3)
 
+
+def test_vllm_asks_our_look_up(model, plain, monkeypatch):
     monkeypatch.setenv("SELFSPEC_VLLM_ROW_PRICE", "0")
     told = {"method": "custom_class", "model": "selfspec.vllm.Proposer", "num_speculative_tokens": GAMMA}
     looked_up = answers(model, told)
     print(f"look-up {looked_up['accepted']}/{looked_up['drafted']}")
-    assert looked_up["outputs"] == plain["outputs"]
+    assert looked_up["outputs"] == plain
     assert looked_up["drafted"] > 0
+
+
+@pytest.mark.parametrize("layout", ["speculators", "eagle3"])
+def test_vllm_drafts_with_an_eagle_head(model, plain, layout):
+    """A head whose first draft token is right in these texts, because its LM head was fitted to them."""
+    texts = [answer[:64] for answer in plain[:6]]
+    found = find_checkpoint(model)
+    runtime = TorchRuntime.load(found.config, found.weight_files, "float32", "cpu")
+    sizes = {"hidden_size": 128, "num_heads": 2, "num_kv_heads": 2, "head_dim": 64, "intermediate_size": 96}
+    facts = random_facts("eagle", taps=(1, 2, 3), eps=found.config.norm_eps, **sizes)
+    fitted = fitted_eagle(runtime, facts, [p + t for p, t in zip(PROMPTS, texts, strict=False)], drafted=1)
+    file = model.parent / f"{layout}.safetensors"
+    write_head(file, fitted)
+    head = export_draft(model, f"eagle:head={file}:gamma={GAMMA}", layout, model.parent / layout, tokens=0)
+    told = {"method": "eagle3", "model": str(head.path), "num_speculative_tokens": GAMMA}
+    drafted = answers(model, told, PROMPTS[: len(texts)], 64)
+    assert drafted["accepted"] > 100
+    agrees(drafted, texts, model, draft="eagle", head=str(file))

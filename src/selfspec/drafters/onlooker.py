@@ -99,6 +99,8 @@ class Onlooker:
         owner, text = self._owner, self._text
         new = tuple(int(token) for token in tokens[len(self._seen) :])
         if new:
+            if len(new) > len(self._last) + 1:  # more than a verification adds: a turn of a chat, and no verdict
+                self._last = ()
             accepted = shared_length(self._last, new)
             self.drafted += len(self._last)
             self.accepted += accepted

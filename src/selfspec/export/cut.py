@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from selfspec.errors import OptionError, UnsupportedModelError
@@ -11,6 +11,9 @@ from selfspec.model.families import weights_by_role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from selfspec.model.config import ModelConfig
     from selfspec.plans import LayerPlan, Part
@@ -27,11 +30,13 @@ class Cutting:
     """Layer j of the draft is layer ``layers[j]`` of the model; the weights named in ``silent`` become zeros.
 
     A layer that a plan leaves out whole is gone. Of one that it runs in part the rest stays, silenced: other
-    engines know whole layers only, and pay for what is silent as if it spoke.
+    engines know whole layers only, and pay for what is silent as if it spoke. ``changed`` are weights that are not
+    the model's, by the names of those in whose place they are, in float32.
     """
 
     layers: tuple[int, ...]
     silent: frozenset[str]
+    changed: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def listed(self, value: Any, num_layers: int) -> Any:
         """A setting of the draft: of a list with one entry for each layer those of the layers that it keeps."""
@@ -51,19 +56,24 @@ def cutting_of(plan: LayerPlan, config: ModelConfig) -> Cutting:
         )
     runs: dict[Part, set[int]] = {"attention": set(plan.attention), "mlp": set(plan.mlp)}
     layers = sorted(runs["attention"] | runs["mlp"])
-    silent: set[str] = set()
+    silent: frozenset[str] = frozenset()
     for layer in layers:
-        roles = weights_by_role(config, layer)
-        for part, pattern in _LAST.items():
-            if layer in runs[part]:
-                continue
-            found = [weight.name for role, weight in roles.items() if pattern.fullmatch(role)]
-            if not found:
-                raise UnsupportedModelError(
-                    f"{config.family} has no weight that silences the {part} of layer {layer}"
-                )
-            silent.update(found)
-    return Cutting(tuple(layers), frozenset(silent))
+        for part in _LAST:
+            if layer not in runs[part]:
+                silent |= silencing(config, layer, part)
+    return Cutting(tuple(layers), silent)
+
+
+def silencing(config: ModelConfig, layer: int, part: Part) -> frozenset[str]:
+    """The weights of a layer that must be zeros for its attention, or its MLP, to add nothing.
+
+    Raises UnsupportedModelError for a family that has none such.
+    """
+    roles = weights_by_role(config, layer)
+    found = frozenset(weight.name for role, weight in roles.items() if _LAST[part].fullmatch(role))
+    if not found:
+        raise UnsupportedModelError(f"{config.family} has no weight that silences the {part} of layer {layer}")
+    return found
 
 
 def check_layers(draft: ModelConfig, model: ModelConfig, cutting: Cutting) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from selfspec.export.cut import Cutting
     from selfspec.model.checkpoint import Checkpoint
     from selfspec.model.safetensors_file import Raw
@@ -80,6 +82,18 @@ def _tensors(checkpoint: Checkpoint, cutting: Cutting) -> Iterator[tuple[str, Ra
         else:
             renamed = name
         data: Any = np.zeros(info.num_bytes, np.uint8)
-        if name not in cutting.silent and info.num_bytes:
+        if name in cutting.changed:
+            data = _rounded(cutting.changed[name], info.dtype)
+        elif name not in cutting.silent and info.num_bytes:
             data = np.memmap(path, np.uint8, "r", info.begin, (info.num_bytes,))
         yield renamed, (info.dtype, info.shape, data)
+
+
+def _rounded(weight: NDArray[np.float32], dtype: str) -> NDArray[np.uint8]:
+    """The bytes of a weight in the precision of the others."""
+    if dtype == "bfloat16":
+        bits = np.ascontiguousarray(weight).view(np.uint32)
+        found: NDArray[Any] = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
+    else:
+        found = weight.astype(np.dtype(dtype).newbyteorder("<"))
+    return np.ascontiguousarray(found).reshape(-1).view(np.uint8)
