@@ -12,10 +12,23 @@ def norm(x, weight, eps):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
 
 
-def turned(x, theta):
+def frequencies(facts):
+    """Inverse frequencies of the rotary embedding; slow ones divided by a factor (Llama 3.1), or all of them."""
+    plain = facts.rope_theta ** (-np.arange(0, facts.head_dim, 2) / facts.head_dim)
+    rope = facts.rope
+    if rope.get("kind") == "linear":
+        return plain / rope["factor"]
+    if rope.get("kind") == "llama3":
+        turns = rope["original_context"] * plain / (2 * np.pi)
+        kept = ((turns - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])).clip(0, 1)
+        return plain * (kept + (1 - kept) / rope["factor"])
+    return plain
+
+
+def turned(x, inverse):
     """Rotary embedding of [rows, heads, width] at positions 0, 1, ..., first half with second half."""
     rows, _, width = x.shape
-    angles = np.arange(rows)[:, None] * theta ** (-np.arange(0, width, 2) / width)
+    angles = np.arange(rows)[:, None] * inverse
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
     first, second = x[..., : width // 2], x[..., width // 2 :]
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -31,7 +44,7 @@ def attention(x, head: HeadFile):
         q, k = (
             norm(a, head.weights[f"{prefix}self_attn.{n}_norm.weight"], facts.eps) for a, n in ((q, "q"), (k, "k"))
         )
-    q, k = turned(q, facts.rope_theta), turned(k, facts.rope_theta)
+    q, k = turned(q, frequencies(facts)), turned(k, frequencies(facts))
     v = (x @ w["v"].T).reshape(rows, facts.num_kv_heads, width)
     each, out = facts.num_heads // facts.num_kv_heads, np.zeros_like(q)
     for h in range(facts.num_heads):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
-from doubles import Host, run, tiny_runtime
+from doubles import TINY, Host, run, tiny_runtime
 from head_oracle import target_states
 from random_heads import fitted_eagle, nearly_untrained, random_facts, random_head
 
 from selfspec import drafters
+from selfspec.model.config import Rope
 from selfspec.model.head_file import LM_HEAD, write_head
 from selfspec.train.heads.corpus import Sample
 from selfspec.train.heads.features import Reader
@@ -16,7 +20,7 @@ from selfspec.train.heads.heldout import HeldOut
 from selfspec.train.heads.losses import Teacher
 from selfspec.train.heads.modules import module_of
 from selfspec.train.heads.packs import Pack, Span
-from selfspec.train.heads.target import final_norm
+from selfspec.train.heads.target import Sizes, facts_of, final_norm
 
 PROMPTS = [[5, 17, 3, 3, 42, 5, 17], [1], [9, 9, 9, 9, 2]]
 
@@ -28,15 +32,24 @@ def module_with(head):
     return module
 
 
+LLAMA3 = Rope(
+    100.0, kind="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=2.0, original_context=32, narrow=True
+)
+
+
+@pytest.mark.parametrize("rope", [TINY.rope, LLAMA3, Rope(100.0, kind="linear", factor=3.0)], ids=lambda r: r.kind)
 @torch.no_grad()
-def test_the_drafter_drafts_what_the_roll_out_says(tmp_path):
+def test_the_drafter_drafts_what_the_roll_out_says(tmp_path, rope):
     """Guards training against decoding itself: every draft of the loop, after rejected and accepted ones.
 
     The first start of a roll-out is the drafter's first row; the tokens after it are the draft's own.
     """
-    runtime = tiny_runtime()
+    runtime = tiny_runtime(rope=rope)
     answers = [text.tokens for text in run(runtime, PROMPTS, new_tokens=16)]
-    head = fitted_eagle(runtime, random_facts("eagle"), answers)
+    like = facts_of(runtime, "eagle", (1, 2, 3), Sizes("layer"))
+    assert like.rope.get("kind", "default") == rope.kind
+    facts = replace(random_facts("eagle"), rope_theta=like.rope_theta, rope=like.rope)
+    head = fitted_eagle(runtime, facts, answers)
     write_head(tmp_path / "eagle.safetensors", head)
     options = {"head": str(tmp_path / "eagle.safetensors"), "gamma": 3}
     drafter = drafters.create("eagle", runtime.config, options, Host(runtime, {}))

@@ -49,13 +49,13 @@ class Decoder:
     """One row at a time with a cache of keys and values, as decoding has it: the contract's formulas, no more."""
 
     def __init__(self, module):
-        self.module, self.cells = module, []
+        self.module, self.cells, self.theta = module, [], module.facts.rope_theta
 
     def row(self, x, residual, position, layer):
         """The layer for one row that reads ``x``; the row's keys and values are added."""
         attention, width = layer.self_attn, layer.self_attn.width
         q, k, v = (p(x).view(-1, width) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
-        q, k = rotated(q, position, attention.theta), rotated(k, position, attention.theta)
+        q, k = (rotated(part, position, self.theta) for part in (q, k))
         self.cells = [*self.cells[:position], (k, v)]
         each, found = len(q) // len(k), []
         for head in range(len(q)):

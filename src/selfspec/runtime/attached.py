@@ -119,13 +119,14 @@ def config_of(head: HeadFile, target: ModelConfig) -> ModelConfig:
         vocab_size=target.vocab_size if head.vocabulary is None else len(head.vocabulary),
         context_length=target.context_length,
         norm_eps=facts.eps,
-        rope=(rope := _rope(facts)),
+        rope=(rope := rope_of_head(facts)),
         layers=(Layer(rope=rope, qk_norm="head"),) if facts.qk_norm else (),
         dtype=target.dtype,
     )
 
 
-def _rope(facts: HeadFacts) -> Rope:
+def rope_of_head(facts: HeadFacts) -> Rope:
+    """The rotary embedding that a head's facts say."""
     more: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.rope.items()}
     return Rope(facts.rope_theta, **more)
 

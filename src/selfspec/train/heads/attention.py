@@ -12,21 +12,32 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
+from selfspec.runtime.attached import rope_of_head
+from selfspec.runtime.rotary import inverse_frequencies
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
+    from selfspec.model.head_file import HeadFacts
     from selfspec.train.heads.packs import Span
 
     Heads: TypeAlias = "tuple[Tensor, Tensor]"
 
 
-def turned(heads: Tensor, positions: Tensor, theta: float) -> Tensor:
+def frequencies_of(facts: HeadFacts) -> Tensor:
+    """The inverse frequencies [w / 2] of a head's rotary embedding, in float64."""
+    half, rope = facts.head_dim // 2, rope_of_head(facts)
+    if rope.kind == "default":
+        return rope.theta ** -(torch.arange(half, dtype=torch.float64) / half)
+    return torch.from_numpy(inverse_frequencies(rope, facts.head_dim)).to(torch.float64)
+
+
+def turned(heads: Tensor, positions: Tensor, frequencies: Tensor) -> Tensor:
     """Rotary embedding of ``heads`` [R, H, w] at ``positions`` [R]; the members of a pair are w / 2 apart."""
     half = heads.shape[-1] // 2
-    exponents = torch.arange(half, dtype=torch.float64, device=heads.device) / half
-    angles = positions[:, None].to(torch.float64) * theta**-exponents
+    angles = positions[:, None].to(torch.float64) * frequencies.to(heads.device)
     cos, sin = (f(angles).to(heads.dtype)[:, None] for f in (torch.cos, torch.sin))
     first, second = heads[..., :half], heads[..., half:]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

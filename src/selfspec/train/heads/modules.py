@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 from torch import nn
 
 from selfspec.runtime.torch_block import Norm as TargetNorm
-from selfspec.train.heads.attention import attend, turned
+from selfspec.train.heads.attention import attend, frequencies_of, turned
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,19 +37,19 @@ class Attention(nn.Module):
 
     def __init__(self, facts: HeadFacts, reads: int) -> None:
         super().__init__()
-        self.width, self.theta = facts.head_dim, facts.rope_theta
+        self.width, self.frequencies = facts.head_dim, frequencies_of(facts)
         q, kv = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(reads, size, bias=False) for size in (q, kv, kv))
         self.o_proj = nn.Linear(q, facts.hidden_size, bias=False)
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
         """Queries [R, H, w] of what is read [R, reads]."""
-        return turned(self.q_proj(x).unflatten(-1, (-1, self.width)), positions, self.theta)
+        return turned(self.q_proj(x).unflatten(-1, (-1, self.width)), positions, self.frequencies)
 
     def stored(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [R, G, w]."""
         keys, values = (proj(x).unflatten(-1, (-1, self.width)) for proj in (self.k_proj, self.v_proj))
-        return turned(keys, positions, self.theta), values
+        return turned(keys, positions, self.frequencies), values
 
 
 class Mlp(nn.Module):

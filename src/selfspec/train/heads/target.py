@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from selfspec.model.config import Rope
     from selfspec.runtime.base import Runtime
 
 LEAST_LAYERS = 4  # of a model whose states EAGLE reads after three of them
@@ -39,7 +40,7 @@ def facts_of(runtime: Runtime, kind: str, taps: Sequence[int], sizes: Sizes, **m
             f"a head reads after layer {wrong[0]}; this model has {config.num_layers} layers, so it must be 1 to "
             f"{config.num_layers - 1}"
         )
-    rope = config.layer(taps[-1] if kind == "eagle" else taps[0]).rope
+    rope = config.layer(taps[-1] if kind == "eagle" else taps[0]).rope or config.rope
     return HeadFacts(
         kind=kind,
         form=sizes.form,
@@ -50,9 +51,18 @@ def facts_of(runtime: Runtime, kind: str, taps: Sequence[int], sizes: Sizes, **m
         head_dim=config.head_dim,
         intermediate_size=sizes.intermediate or config.intermediate_size,
         eps=config.norm_eps,
-        rope_theta=config.rope.theta if rope is None else rope.theta,
+        rope_theta=rope.theta,
+        rope=_scaling(rope),
         **more,
     )
+
+
+def _scaling(rope: Rope) -> dict[str, Any]:
+    """What scales the target's frequencies, for its head, where published heads have it too (export/heads.py)."""
+    if rope.kind not in ("linear", "llama3"):
+        return {}
+    names = ("kind", "factor", "low_freq_factor", "high_freq_factor", "original_context")
+    return {name: getattr(rope, name) for name in (names if rope.kind == "llama3" else names[:2])}
 
 
 def medusa_facts(runtime: Runtime, heads: int, blocks: int, **more: Any) -> HeadFacts:
