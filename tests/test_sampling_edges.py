@@ -99,6 +99,13 @@ def test_numbers_that_were_looked_at_ahead_are_the_next_ones():
     assert [one.pick(law) for _ in range(7)] == [other.pick(law) for _ in range(7)]
 
 
+def test_numbers_are_those_of_philox():
+    """Guards seeds from release to release: the stream is NumPy's, and the first where none is named."""
+    for chance, key in ((Chance(3), 0), (Chance(3, 0), 0), (Chance(3, 5), 5)):
+        stream = np.random.Generator(np.random.Philox(np.random.SeedSequence(3, spawn_key=(key,))))
+        assert chance.ahead(4) == tuple(stream.random(4))
+
+
 def test_noise_is_philox_at_the_position():
     """Guards seeds from release to release: the numbers are those of the published generator, 52 bits of each."""
     for position in (0, 7, 2**40):
