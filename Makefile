@@ -66,9 +66,9 @@ coverage: $(VENV)/.dev  ## lines and branches of the whole suite, 90 % of them
 coverage-core: $(VENV)/.dev  ## every branch of sampling, verify, context and decode
 	$(BIN)/pytest -n $(WORKERS) $(CORE:%=--cov=selfspec.%) --cov-branch --cov-report=term-missing --cov-fail-under=100 $(CORE_TESTS)
 
-mutants: $(VENV)/.dev  ## sampling and verify, one change at a time, against their tests (an hour)
+mutants: $(VENV)/.dev  ## sampling and verify, one change at a time, against their tests (ten minutes of one core)
 	$(PIP) mutmut
-	$(BIN)/mutmut run
+	$(BIN)/mutmut run --max-children $(WORKERS)
 	$(BIN)/mutmut results
 
 fuzz: $(VENV)/.dev  ## files and requests that lie, for ten minutes
