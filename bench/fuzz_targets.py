@@ -48,6 +48,8 @@ class Shared:
 def prepare(home: Path) -> None:
     """Make what cases share; their conversions go into ``home``."""
     os.environ["SELFSPEC_CACHE"], os.environ["MPLCONFIGDIR"] = str(home / "cache"), str(home / "matplotlib")
+    import matplotlib.font_manager  # noqa: F401 (asks fc-list once, which a case may not)
+
     Shared.folder = home / "tiny"
     write_model(Shared.folder)
     Shared.engine = selfspec.load(Shared.folder, threads=1, draft="plain")
