@@ -237,6 +237,10 @@ struct PyModel {
         require(below >= 0 && below < rows.depth, "a lineage that does not reach its position");
       }
     }
+    std::vector<std::int64_t> cells;  // members of the team would write one cell side by side
+    for (int r = 0; r < rows.count; r++) cells.push_back(rows.slots[r] * cache.length() + rows.cell(r));
+    std::sort(cells.begin(), cells.end());
+    require(std::adjacent_find(cells.begin(), cells.end()) == cells.end(), "a cell of its own for each row");
     return rows;
   }
 

@@ -295,6 +295,19 @@ def test_a_cache_of_another_model_is_refused():
         native().Cache([0], 1, 8, 2, 20, "float16").copy_from(native().Cache([0], 1, 80, 2, 20, "float16"))
 
 
+def test_two_rows_in_one_cell_are_refused():
+    """Guards the cache: the thread sanitizer saw two members write one cell, and the last one won."""
+    runtime = core()
+    cache, hidden = runtime.new_cache(2, 8), np.ones((2, ODD.hidden_size), np.float32)
+    plan = (np.zeros(1, np.int64), np.full(1, -1, np.int64), np.empty((0, 2, ODD.hidden_size), np.float32), 0)
+    for slots, positions, lineage in (
+        ([0, 0], [3, 3], None), ([1, 1], [2, 3], np.asarray([[2, 5], [2, 5]])),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="a cell of its own for each row"):
+            runtime._model.run(hidden, plan, (np.asarray(slots), np.asarray(positions), lineage), cache.native)
+    runtime._model.run(hidden, plan, (np.asarray([0, 1]), np.asarray([3, 3]), None), cache.native)
+
+
 def _run(runtime, hidden, cache):
     one, none = np.zeros(1, np.int64), np.full(1, -1, np.int64)
     runtime._model.run(hidden, (one, none, np.empty((0, 1, 72), np.float32), 0), (one, one, None), cache)

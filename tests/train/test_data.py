@@ -16,7 +16,7 @@ from selfspec.train.answers import Answering, seed_of
 from selfspec.train.data import draft_vocabulary, read_data
 from selfspec.train.folder import growing
 from selfspec.train.own_text import own_texts
-from selfspec.train.shards import Text, write_shard
+from selfspec.train.shards import Text, read_shard, write_shard
 
 MODEL = {"name": "m", "fingerprint": "f"}
 PROVENANCE = {
@@ -280,3 +280,17 @@ def test_another_run_is_not_mixed_in(tmp_path):
     for place in ("s", "s/thesis.tex"):
         with pytest.raises(OptionError, match="name"):
             written(tmp_path / place, [])
+
+
+def test_what_a_broken_folder_says_is_short(tmp_path):
+    """Guards the line: a fuzzed file had a format, and a header, of thousands of characters."""
+    (tmp_path / "data.json").write_text(json.dumps({"format": "a" * 5000}))
+    with pytest.raises(OptionError, match="is not what `selfspec train data` writes: format 'aaa") as refused:
+        read_data(tmp_path)
+    assert len(str(refused.value)) < 400 + len(str(tmp_path))
+    header = json.dumps({"__metadata__": "a" * 5000}).encode()
+    shard = tmp_path / "answers-00000.safetensors"
+    shard.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(OptionError, match="is damaged") as refused:
+        read_shard(shard)
+    assert len(str(refused.value)) < 500 + len(str(tmp_path))

@@ -133,7 +133,7 @@ def _from_line(line: str, where: str, tokenizer: Tokenizer | None, vocab_size: i
             raise OptionError(f"{where} has a text that is not one: {one_line(row['text'], 40)}")
         return tokenizer.encode(row["text"], add_special_tokens=False)
     except PromptError as error:
-        raise OptionError(f"{where} cannot be used: {error}") from error
+        raise OptionError(f"{where} cannot be used: {one_line(error)}") from error
 
 
 def _checked(ids: list[Any], where: str, vocab_size: int) -> list[int]:

@@ -253,7 +253,7 @@ def read_head(path: str | os.PathLike[str]) -> HeadFile:
         vocabulary = None if ids is None else ids.astype(np.int64)
         return HeadFile(facts, _widened(file, stored), vocabulary)
     except OptionError as error:
-        raise CorruptModelError(f"{quoted(file)} is damaged: {error}") from error
+        raise CorruptModelError(f"{quoted(file)} is damaged: {one_line(error)}") from error
 
 
 def is_ours(file: Path) -> bool:
@@ -336,7 +336,7 @@ def _facts(file: Path, about: str) -> HeadFacts:
             card=card.raw_items() if (card := said.child("card")) else {},
         )
     except OptionError as error:
-        raise CorruptModelError(f"{quoted(file)} is damaged: {error}") from error
+        raise CorruptModelError(f"{quoted(file)} is damaged: {one_line(error)}") from error
 
 
 def _widened(file: Path, stored: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:

@@ -70,7 +70,7 @@ def read_any(path: Path, num_layers: int, of_torch: Reader) -> HeadFile:
         if "fc.weight" in tensors:
             return _eagle(tensors, settings, num_layers, quoted(path / "config.json"))
     except OptionError as error:
-        raise CorruptModelError(f"{quoted(path)} is no head that can be used: {error}") from error
+        raise CorruptModelError(f"{quoted(path)} is no head that can be used: {one_line(error)}") from error
     raise UnsupportedModelError(
         f"{quoted(path)} is no trained head: it has weights such as {listed(sorted(tensors), 2)}; give a file that "
         "`selfspec train` wrote, or a checkpoint of Medusa's or EAGLE-3's kind"

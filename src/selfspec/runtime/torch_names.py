@@ -8,6 +8,7 @@ import torch
 
 from selfspec.errors import CorruptModelError, OptionError
 from selfspec.model.config import DTYPE_BYTES
+from selfspec.model.reading import one_line
 from selfspec.runtime.torch_quantised import BITS
 
 if TYPE_CHECKING:
@@ -49,5 +50,7 @@ def read_tensors(files: Mapping[str, Any], dtype: torch.dtype, device: torch.dev
                 for name in (n for n, p in files.items() if p == path):
                     weights[name] = reader.get_tensor(name).to(dtype)
         except SafetensorError as error:
-            raise CorruptModelError(f"{str(path)!r} cannot be read ({error}); download it again") from error
+            raise CorruptModelError(
+                f"{str(path)!r} cannot be read ({one_line(error)}); download it again"
+            ) from error
     return weights

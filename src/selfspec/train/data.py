@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from selfspec.errors import OptionError
+from selfspec.model.reading import one_line
 from selfspec.train.shards import Text, read_shard, shards_of
 from selfspec.train.vocabulary import draft_vocabulary
 
@@ -144,7 +145,7 @@ def read_provenance(folder: Path) -> dict[str, Any]:
             "`selfspec train data`"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise OptionError(f"{str(path)!r} is not what `selfspec train data` writes: {error}") from error
+        raise OptionError(f"{str(path)!r} is not what `selfspec train data` writes: {one_line(error)}") from error
     return dict(found)
 
 

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save
 
 from selfspec.errors import OptionError
 from selfspec.model.disk import sync
+from selfspec.model.reading import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -119,9 +120,8 @@ def read_shard(path: Path) -> Shard:
         shard = Shard(path, **_typed(found))
         _check(shard)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        why = " ".join(str(error).split())
         raise OptionError(
-            f"{str(path)!r} is damaged ({why}); remove it, and run `selfspec train data` with the same --out again"
+            f"{str(path)!r} is damaged ({one_line(error)}); remove it, and run `selfspec train data` with the same --out again"
         ) from error
     return shard
 
