@@ -145,7 +145,7 @@ def test_the_notebook_runs(cheap_rows):
 
 
 def test_the_container_runs_the_commands_of_the_readme():
-    """Guards the recipe in every run, without a builder: its commands stand in the README, what it copies is here."""
+    """Guards the recipe without a builder: its commands stand in the README, and what it copies is here."""
     lines = (EXAMPLES / "Containerfile").read_text(encoding="utf-8").splitlines()
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     commands = {line.partition("#")[0].strip() for line in readme.splitlines()}

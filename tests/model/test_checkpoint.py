@@ -139,6 +139,16 @@ def test_index_points_outside(sharded, file, refused):
         find_checkpoint(sharded)
 
 
+def test_an_index_of_names_that_no_disk_takes(sharded, refused):
+    """A fuzzed index had a name of thousands of letters, which `Path.is_file` does not answer."""
+    index = sharded / "model.safetensors.index.json"
+    values = json.loads(index.read_text())
+    values["weight_map"][Q] = "a" * 5000
+    index.write_text(json.dumps(values))
+    with refused(CorruptModelError, "aaa", "download the missing files"):
+        find_checkpoint(sharded)
+
+
 def test_damaged_index(sharded, refused):
     """A missing shard, a wrong shard, and no weight map are three different mistakes."""
     index = sharded / "model.safetensors.index.json"

@@ -160,3 +160,10 @@ def test_no_torch(plain):
         [sys.executable, "-c", code, str(plain)], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_name_that_no_file_has_is_one_line():
+    """Guards `load`: the system's own error came through, and is no SelfspecError."""
+    with pytest.raises(ModelNotFoundError, match="has a part of more than 255 bytes") as refused:
+        find_checkpoint("a" * 5000)
+    assert len(str(refused.value)) < 400

@@ -19,17 +19,25 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character; two make 
 _MOST = 2**40  # no size is larger, and sums of sizes stay printable
 
 
+_LONGEST_NAME = 255
+
+
 def quoted(value: object) -> str:
     """The value in quotes, without newlines, at most 300 characters of it."""
     return one_line(repr(str(value)), 300)
 
 
 def expanded(text: str | os.PathLike[str]) -> Path:
-    """The path with ``~`` resolved; raises ModelNotFoundError where there is no such home."""
+    """The path with ``~`` resolved; raises ModelNotFoundError where there is no such home, or no such name."""
     try:
-        return Path(text).expanduser()
+        path = Path(text).expanduser()
     except RuntimeError as error:
         raise ModelNotFoundError(f"{quoted(text)} is in the home of an unknown user; give a full path") from error
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+        raise ModelNotFoundError(
+            f"{quoted(text)} has a part of more than {_LONGEST_NAME} bytes, which no file is called"
+        )
+    return path
 
 
 def one_line(error: object, limit: int = 200) -> str:

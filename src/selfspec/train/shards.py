@@ -121,7 +121,8 @@ def read_shard(path: Path) -> Shard:
         _check(shard)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise OptionError(
-            f"{str(path)!r} is damaged ({one_line(error)}); remove it, and run `selfspec train data` with the same --out again"
+            f"{str(path)!r} is damaged ({one_line(error)}); remove it, and run `selfspec train data` with the same "
+            "--out again"
         ) from error
     return shard
 
