@@ -98,6 +98,9 @@ def test_another_machine_is_said(documents):
     other["machine"]["processor"] = "Another CPU"
     both = [Result("a", "bench", documents["bench"]), Result("b", "profile", other)]
     assert sum(name == "machine" for name, _ in page_of(both).facts) == 2
+    with pytest.raises(OptionError, match="no whole result") as refused, both[0].whole():
+        raise ValueError("what a library says\n\nof half a character: \\ud800")
+    assert "\n" not in str(refused.value)
     del other["machine"]["cores"]
     with pytest.raises(OptionError, match="'b' is no whole result"):
         page_of(both)

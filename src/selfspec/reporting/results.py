@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 from selfspec.documents import require_format
 from selfspec.errors import OptionError
+from selfspec.model.reading import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +58,7 @@ class Result:
         except OptionError:
             raise
         except _LOOKUPS as error:
-            what = f"it has no {error.args[0]!r}" if isinstance(error, KeyError) else f"{error}"
+            what = f"it has no {error.args[0]!r}" if isinstance(error, KeyError) else one_line(error)
             raise OptionError(
                 f"{self.path!r} is no whole result of `selfspec {self.kind}` ({what}); make it again with: "
                 f"selfspec {self.kind}"
