@@ -1,4 +1,5 @@
 import json
+import math
 import struct
 
 import numpy as np
@@ -116,6 +117,8 @@ def offsets(by):
         lambda path: rewrite_header(path, offsets(4)),
         lambda path: rewrite_header(path, lambda header: header[Q].update(shape=[31, 32])),
         lambda path: rewrite_header(path, lambda header: header[Q].update(shape=[-32, -32])),
+        lambda path: rewrite_header(path, lambda header: header[Q].update(shape=[math.inf, 32])),
+        lambda path: rewrite_header(path, lambda header: header[Q].update(shape=[32.5, 32])),
         lambda path: rewrite_header(path, lambda header: header[Q].pop("shape")),
         lambda path: rewrite_header(path, lambda header: header.update({Q: 3})),
         lambda path: rewrite_header(path, lambda header: header.update({Q: {**header[Q], "dtype": ["F32"]}})),

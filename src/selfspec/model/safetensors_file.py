@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -83,8 +84,8 @@ def _entry(path: Path, name: str, entry: dict[str, Any], start: int) -> TensorIn
             f"{one_line(entry['dtype'], 20)}; supported: {', '.join(_DTYPES)}"
         )
     dtype = _DTYPES[entry["dtype"]]
-    shape = tuple(int(length) for length in entry["shape"])
-    begin, end = (int(offset) for offset in entry["data_offsets"])
+    shape = tuple(index(length) for length in entry["shape"])  # 1.5 and 1e999 are no lengths
+    begin, end = (index(offset) for offset in entry["data_offsets"])
     if min(shape, default=0) < 0 or end - begin != DTYPE_BYTES[dtype] * math.prod(shape):
         raise _damaged(path, f"the bytes of {one_line(name, 80)!r} do not match its shape")
     return TensorInfo(dtype, shape, end - begin, start + begin)
