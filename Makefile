@@ -58,7 +58,8 @@ CORE := sampling verify context decode
 CORE_TESTS := tests/test_sampling.py tests/test_processors.py tests/test_verify.py tests/test_verify_blocks.py \
 	tests/test_verify_trees.py tests/test_sampling_edges.py tests/test_rounds_edges.py tests/test_lossless.py tests/test_trees.py \
 	tests/test_batch.py tests/test_engine.py tests/test_engine_processors.py tests/test_drafting.py tests/test_flight.py \
-	tests/test_adaptive_exit.py tests/test_skip_search.py tests/test_overlap.py tests/test_quantized.py tests/test_staged.py
+	tests/test_adaptive_exit.py tests/test_skip_search.py tests/test_overlap.py tests/test_quantized.py tests/test_staged.py \
+	tests/test_compiled.py
 
 coverage: $(VENV)/.dev  ## lines and branches of the whole suite, 90 % of them
 	$(BIN)/pytest -n $(WORKERS) --cov=selfspec --cov-branch --cov-report=term:skip-covered --cov-fail-under=90
