@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 BASE = "smollm2-135m"
+SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"  # where a chat names no other
 MOST = 100_000  # tokens that are read in training, prompts and chat template included
-TRAIN, HELD_OUT = 1310, 400
+TRAIN, HELD_OUT = 1665, 1000
 EXITS = (6, 8, 10)
 COMMON = (
     "--epochs", "1", "--batch-tokens", "128", "--learning-rate", "3e-4", "--held-out", "0.03",
@@ -50,7 +51,7 @@ COMMON = (
 )  # fmt: skip
 RECIPE = (
     "--layers", ",".join(map(str, EXITS)), "--curriculum", "none", "--exit-weights", "uniform",
-    "--dropout", "0.1", "--draft-vocabulary", "640",
+    "--exit-scale", "0.6", "--dropout", "0.05", "--draft-vocabulary", "640",
 )  # fmt: skip
 GAMMA = 6
 SPEED = {
@@ -86,8 +87,12 @@ class Domain:
     def data(self) -> dict[str, Any]:
         """Pairs, as texts of the base model with its chat template."""
         utterances.write(self.out, TRAIN, HELD_OUT, 0)
-        texts = self.out / "data"
-        self._selfspec("train", "data", "--text", str(self.out / "train.jsonl"), "--out", str(texts))
+        texts, said = self.out / "data", self.out / "messages.jsonl"
+        with said.open("w", encoding="utf-8") as file:
+            for pair in _lines(self.out / "train.jsonl"):
+                user, assistant = _turn("user", pair["prompt"]), _turn("assistant", pair["answer"])
+                print(json.dumps({"messages": [_turn("system", ""), user, assistant]}), file=file)
+        self._selfspec("train", "data", "--text", str(said), "--out", str(texts))
         found = read_data(texts)
         assert found.tokens <= MOST, f"{found.tokens} tokens to train on are more than {MOST}"
         return {"pairs": len(found), "tokens": found.tokens, "answer_tokens": found.answer_tokens}
@@ -96,6 +101,7 @@ class Domain:
         """One of the two models."""
         out = self.out / name
         self._selfspec("train", "layerskip", "--data", str(self.out / "data"), "--out", str(out), *COMMON, *recipe)
+        _silence(out / "model")
         lines = [json.loads(line) for line in (out / "history.jsonl").read_text(encoding="utf-8").splitlines()]
         last = [line for line in lines if line["kind"] == "step"][-1]
         return {"steps": last["step"], "answer_tokens": last["tokens"], "seconds": round(last["seconds"])}
@@ -132,8 +138,9 @@ class Domain:
     def chat(self) -> dict[str, Any]:
         """Open chat: acceptance by layer, and the perplexity of answers that the base model wrote."""
         prompts = [p.turns[0] for p in read_prompts(None) if p.task in ("mt_bench", "qa", "math_reasoning")]
-        prompts = prompts[:CHAT_PROMPTS]
         base = self._engine(None)
+        assert base.tokenizer is not None
+        prompts = [base.tokenizer.encode_chat([_turn("user", prompt)]) for prompt in prompts[:CHAT_PROMPTS]]
         answers = [base.generate(prompt, draft="plain", max_new_tokens=CHAT_TOKENS) for prompt in prompts]
         found: dict[str, Any] = {"prompts": len(prompts)}
         for name in (None, "layerskip", "plain"):
@@ -167,11 +174,23 @@ class Domain:
         subprocess.run([sys.executable, "-m", "selfspec", *words], check=True)  # noqa: S603 (our own command)
 
 
+def _turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _silence(model: Path) -> None:
+    """A checkpoint of the domain has no system message by default: its 16 tokens say nothing to a house."""
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        file = model / name
+        if file.exists():
+            file.write_text(file.read_text(encoding="utf-8").replace(SYSTEM, ""), encoding="utf-8")
+
+
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     return (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
 
 
-def _acceptance(engine: selfspec.Engine, prompts: Sequence[str], most: int, **options: Any) -> dict[str, Any]:
+def _acceptance(engine: selfspec.Engine, prompts: Sequence[str | Sequence[int]], most: int, **options: Any) -> dict[str, Any]:
     """α and τ over all prompts, and whether the texts are those of plain decoding."""
     drafted = accepted = judged = tokens = rounds = 0
     same = True
@@ -192,12 +211,12 @@ def _acceptance(engine: selfspec.Engine, prompts: Sequence[str], most: int, **op
     }
 
 
-def _perplexity(engine: selfspec.Engine, prompts: Sequence[str], answers: Sequence[Sequence[int]]) -> float:
+def _perplexity(
+    engine: selfspec.Engine, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+) -> float:
     """Of answers, their first token included."""
-    assert engine.tokenizer is not None
     losses: list[float] = []
-    for prompt, answer in zip(prompts, answers, strict=True):
-        asked = engine.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+    for asked, answer in zip(prompts, answers, strict=True):
         whole = [*asked, *answer]
         done = engine.generate(whole, max_new_tokens=1, draft="plain", prompt_logprobs=0)
         assert done.prompt_scores is not None
