@@ -137,10 +137,10 @@ class Domain:
 
     def chat(self) -> dict[str, Any]:
         """Open chat: acceptance by layer, and the perplexity of answers that the base model wrote."""
-        prompts = [p.turns[0] for p in read_prompts(None) if p.task in ("mt_bench", "qa", "math_reasoning")]
+        said = [p.turns[0] for p in read_prompts(None) if p.task in ("mt_bench", "qa", "math_reasoning")]
         base = self._engine(None)
         assert base.tokenizer is not None
-        prompts = [base.tokenizer.encode_chat([_turn("user", prompt)]) for prompt in prompts[:CHAT_PROMPTS]]
+        prompts = [base.tokenizer.encode_chat([_turn("user", prompt)]) for prompt in said[:CHAT_PROMPTS]]
         answers = [base.generate(prompt, draft="plain", max_new_tokens=CHAT_TOKENS) for prompt in prompts]
         found: dict[str, Any] = {"prompts": len(prompts)}
         for name in (None, "layerskip", "plain"):
@@ -190,7 +190,9 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     return (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
 
 
-def _acceptance(engine: selfspec.Engine, prompts: Sequence[str | Sequence[int]], most: int, **options: Any) -> dict[str, Any]:
+def _acceptance(
+    engine: selfspec.Engine, prompts: Sequence[str | Sequence[int]], most: int, **options: Any
+) -> dict[str, Any]:
     """α and τ over all prompts, and whether the texts are those of plain decoding."""
     drafted = accepted = judged = tokens = rounds = 0
     same = True

@@ -150,6 +150,19 @@ def test_cross_entropy_is_its_definition():
     torch.testing.assert_close(ours, theirs)
 
 
+def test_cross_entropy_with_products_in_bfloat16():
+    """Guards that lower precision rounds products only: losses and gradients stay float32's within its rounding."""
+    torch.manual_seed(0)
+    head, states = torch.randn(40, D) / D**0.5, torch.randn(300, D, requires_grad=True)
+    expected = Teacher(lambda x: x, head)(torch.randn(300, D)).rows
+    exact, rounded = (cross_entropy(states, one, expected) for one in (head, head.bfloat16()))
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, rtol=0.01, atol=0.01)
+    exact, rounded = (torch.autograd.grad(part.sum(), states)[0] for part in (exact, rounded))
+    torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.01)
+    assert not torch.equal(rounded, exact)
+
+
 def test_losses_of_a_model_of_two_layers():
     """Guards which rows count, and what the target says there: two texts, from tokens to the loss, by hand."""
     runtime = tiny_runtime(dtype="float32", num_layers=2)

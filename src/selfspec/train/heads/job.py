@@ -137,7 +137,7 @@ class Setup(KeptStates):
         return Job(
             options,
             self.out,
-            Learner(heads, teacher.head, steps, decay),
+            Learner(heads, teacher.head.to(getattr(torch, options.precision)), steps, decay),
             self.corpus,
             lambda texts, _progress, _share: packer(texts, kind, rolling),
             None if held_out is None else lambda: held_out.measure(heads, positions),

@@ -60,7 +60,7 @@ class Learner(nn.Module):
         """The losses of a pack; the means of steps that no text is long enough for are 0."""
         assert pack.expected is not None
         assert pack.entropy is not None
-        total, means, divergences = torch.zeros((), device=self._head.device, dtype=self._head.dtype), [], []
+        total, means, divergences = pack.expected.new_zeros(()), [], []
         places = [pack.predicted(step) for step in range(self._steps)]
         for module in self.by_name.values():
             states = module(pack.of(module.facts.taps), self._steps)

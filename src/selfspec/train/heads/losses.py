@@ -49,7 +49,7 @@ class Teacher:
 def cross_entropy(states: Tensor, head: Tensor, expected: Tensor) -> Tensor:
     """Cross entropy [R] of normed ``states`` [R, d] to laws under which the ``head`` has the means ``expected``.
 
-    ``head`` [D, d] is frozen: only the states have a gradient.
+    ``head`` [D, d] is frozen: only the states have a gradient. Products have its precision, sums are float32.
     """
     found: Tensor = _CrossEntropy.apply(states, head, expected)  # type: ignore[no-untyped-call]
     return found
@@ -58,8 +58,7 @@ def cross_entropy(states: Tensor, head: Tensor, expected: Tensor) -> Tensor:
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, head: Tensor, expected: Tensor) -> Tensor:
-        states = states.to(head.dtype)
-        means, normalisers = _expectations(states, head)
+        means, normalisers = _expectations(states.to(head.dtype), head)
         ctx.save_for_backward(means.sub_(expected))
         return normalisers - (states * expected).sum(-1)
 
@@ -72,7 +71,8 @@ class _CrossEntropy(torch.autograd.Function):
 def _expectations(states: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
     """Mean of the rows of ``head`` under soft-max(head · state), and log-sum-exp of the logits: [R, d], [R]."""
     count = len(states)
-    means, normalisers = torch.empty_like(states), states.new_empty(count)
+    means = states.new_empty(states.shape, dtype=_sums(states))
+    normalisers = means.new_empty(count)
     size = min(CHUNK, max(1, count))
     logits, shares = (states.new_empty(size, len(head)) for _ in range(2))
     for start in range(0, count, size):
@@ -80,7 +80,12 @@ def _expectations(states: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
         z, q = logits[: len(part)], shares[: len(part)]
         torch.mm(part, head.T, out=z)
         torch.softmax(z, dim=-1, out=q)
-        torch.mm(q, head, out=means[start : start + size])
+        means[start : start + size] = torch.mm(q, head)
         highest, where = z.max(dim=-1)
-        normalisers[start : start + size] = highest - q.gather(1, where[:, None]).log()[:, 0]
+        share = q.gather(1, where[:, None])[:, 0].to(means.dtype)
+        normalisers[start : start + size] = highest.to(means.dtype) - share.log()
     return means, normalisers
+
+
+def _sums(states: Tensor) -> torch.dtype:
+    return torch.promote_types(states.dtype, torch.float32)
