@@ -304,6 +304,14 @@ def test_two_drafters_of_one_name_are_refused(monkeypatch):
         drafters.available()
 
 
+def test_a_drafter_that_was_found_is_not_looked_for_again(monkeypatch):
+    """Guards the first token of every request: the metadata of all packages take longer than a pass to read."""
+    found = [drafters.drafter_class(name) for name in ("ngram", "suffix", "staged")]
+    monkeypatch.setattr(drafters, "entry_points", lambda group: pytest.fail(f"{group} is read again"))
+    chain = drafters.create("ngram>suffix", TINY, {})
+    assert [type(part) for part in chain.parts] == found[:2]
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [

@@ -31,7 +31,7 @@ def test_they_are_small_and_have_a_card():
 @pytest.mark.embedded
 @pytest.mark.parametrize("bits", [None, 16])
 def test_the_embedded_model_drafts_with_its_head_by_itself(bits):
-    """Guards that `eagle` and `auto` find it, that it is right as often as a trained one is, and that texts stay."""
+    """Guards that `eagle` and `auto` find it, that it is right as a trained one is, and that texts stay."""
     engine = selfspec.load(EMBEDDED, bits=bits, tuned=False)
     assert read_facts(HEADS[0]).target == identity_of(engine.runtime)
     plain = engine.generate(PROMPT, draft="plain", max_new_tokens=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +39,20 @@ def drafter_class(name: str) -> type[Drafter]:
 
     Raises OptionError, with the names there are, if there is none; and if a plug-in cannot be imported.
     """
+    if not isinstance(name, str):
+        raise _unknown(name)
+    return _found(name)
+
+
+def _unknown(name: object) -> OptionError:
+    return OptionError(f"drafter is {name!r}; it must be one of {', '.join(available())}")
+
+
+@cache  # to look for it reads the metadata of all packages, which takes longer than a pass of a small model
+def _found(name: str) -> type[Drafter]:
     entries = available()
-    if not isinstance(name, str) or name not in entries:
-        raise OptionError(f"drafter is {name!r}; it must be one of {', '.join(entries)}")
+    if name not in entries:
+        raise _unknown(name)
     try:
         found = entries[name].load()
     except Exception as error:  # a plug-in is somebody else's program

@@ -90,7 +90,6 @@ class AutoOptions(DraftOptions):
 
 
 # finding a drafter reads the metadata of all packages
-_kind = cache(drafters.drafter_class)
 _names = cache(lambda: tuple(drafters.available()))
 
 
@@ -362,14 +361,14 @@ def _shipped(host: Host, options: AutoOptions, config: ModelConfig) -> Iterator[
     for kind, name in (("eagle", "eagle"), ("exit_head", "early_exit")):
         if (path := shipped(host, kind)) is not None:
             label = name if kind == "eagle" else f"{name}:head={path.stem}"
-            yield label, drafters.create(_kind(name), config, {**shared, "head": str(path)})
+            yield label, drafters.create(drafters.drafter_class(name), config, {**shared, "head": str(path)})
 
 
 def _variants(spec: Spec, options: AutoOptions, config: ModelConfig) -> Iterator[tuple[str, Drafter]]:
     """One candidate, or several where it has a choice of layers."""
     if spec.name in ("plain", "auto", "overlap"):
         raise OptionError(f"candidates has {spec.name}, which does not belong there; name drafters to choose from")
-    cls = _kind(spec.name)
+    cls = drafters.drafter_class(spec.name)
     shared = {"gamma": options.gamma, "confidence": options.confidence} | spec.options(cls.Options)
     variants = cls.variants(config, shared)
     if not variants and options.candidates != CANDIDATES:
