@@ -12,46 +12,36 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import selfspec
+from selfspec.drafters.trained import DRAFTERS
+from selfspec.measure.report import sum_of
 from selfspec.measure.tasks import choose, read_prompts
 from selfspec.model.embedded import EMBEDDED
 from selfspec.model.head_file import read_head, write_head
 
-KINDS = {"eagle": "eagle", "exit_head": "early_exit", "medusa": "medusa"}
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
-class Tally:
-    """Drafts of one task."""
-
-    def __init__(self) -> None:
-        self.judged: list[int] = []
-        self.right: list[int] = []
-        self.tokens = self.rounds = 0
-
-    def add(self, stats: selfspec.Stats) -> None:
-        """Count one text: a position is judged where all before it were right."""
-        right = list(stats.accepted_per_position)
-        judged = [min(pair) for pair in zip(stats.drafted_per_position, [stats.rounds, *right], strict=False)]
-        self.judged, self.right = _sums(self.judged, judged), _sums(self.right, right)
-        self.tokens, self.rounds = self.tokens + stats.tokens - 1, self.rounds + stats.rounds
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """α by position, tokens per round, and how many drafts that is from."""
-        alphas = [
-            round(right / judged, 3) for right, judged in zip(self.right, self.judged, strict=False) if judged
-        ]
-        return {"alphas": alphas, "tau": round(self.tokens / max(self.rounds, 1), 3), "drafts": self.judged[0]}
+def judged(stats: selfspec.Stats) -> list[int]:
+    """How many drafts had a token at each depth, and only right ones before it."""
+    there, right = stats.drafted_per_position, stats.accepted_per_position
+    return list(map(min, there, [*there[:1], *right]))
 
 
-def _sums(ours: list[int], theirs: list[int]) -> list[int]:
-    size = max(len(ours), len(theirs))
-    ours, theirs = (part + [0] * (size - len(part)) for part in (ours, theirs))
-    return [a + b for a, b in zip(ours, theirs, strict=True)]
+def acceptance(parts: Sequence[selfspec.Stats]) -> dict[str, Any]:
+    """α by position, tokens per round, and how many drafts that is from."""
+    total = sum_of(parts)
+    counts = zip(total.accepted_per_position, judged(total), strict=False)
+    return {
+        "alphas": [round(right / of, 3) for right, of in counts if of],
+        "tau": round(total.mean_accepted_length, 3),
+        "drafts": total.drafted_per_position[0],
+    }
 
 
 @click.command()
@@ -67,14 +57,19 @@ def _sums(ours: list[int], theirs: list[int]) -> list[int]:
 def main(head: str, model: str, data: str | None, write: bool, **options: Any) -> None:
     """Measure a head's acceptance by task and position."""
     engine = selfspec.load(model, bits=options["bits"], tuned=False)
-    draft = {"draft": KINDS[read_head(head).facts.kind], "head": head, "gamma": options["gamma"], "confidence": 0.0}
+    draft = {
+        "draft": DRAFTERS[read_head(head).facts.kind],
+        "head": head,
+        "gamma": options["gamma"],
+        "confidence": 0.0,
+    }
     law = {"temperature": options["temperature"], "max_new_tokens": options["max_new_tokens"], "seed": 0}
-    tallies: dict[str, Tally] = defaultdict(Tally)
+    done: dict[str, list[selfspec.Stats]] = defaultdict(list)
     for prompt in choose(read_prompts(data), (), options["limit"]):
         stats = engine.generate(prompt.turns[0], **draft, **law).stats
         for name in (prompt.task, "all"):
-            tallies[name].add(stats)
-    found = {task: tally.facts for task, tally in sorted(tallies.items())}
+            done[name].append(stats)
+    found = {task: acceptance(parts) for task, parts in sorted(done.items())}
     print("| task | α by position | tokens per round | drafts |\n|---|---|---|---|")
     for task, facts in found.items():
         print(

@@ -14,7 +14,7 @@ read once: with `selfspec train layerskip`, and, as the control, with --plain. T
                 answers are compared
 
 Steps that are done are not done again, and training goes on where it was stopped. On one core of an EPYC with
-AVX512-BF16, beside other work, the two trainings took 21 minutes each; what follows took 8 on two cores, of it
+AVX512-BF16, beside other work, the two trainings took 27 and 17 minutes; what follows took 8 on two cores, of it
 `speed`, the only step that is about time (run nothing beside it), 2. The result is in FOLDER/result.json, and a
 table is printed.
 """
@@ -30,6 +30,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import head_card
 import utterances
 
 import selfspec
@@ -201,9 +202,7 @@ def _acceptance(
         done = engine.generate(prompt, draft="early_exit", max_new_tokens=most, **options)
         same &= plain.token_ids == done.token_ids
         drafted, accepted = drafted + done.stats.drafted, accepted + done.stats.accepted
-        # a position is judged where all before it were right
-        there, right = done.stats.drafted_per_position, done.stats.accepted_per_position
-        judged += sum(map(min, there, [*there[:1], *right]))
+        judged += sum(head_card.judged(done.stats))
         tokens, rounds = tokens + done.stats.tokens - 1, rounds + done.stats.rounds
     return {
         "alpha": accepted / max(1, judged),

@@ -89,7 +89,7 @@ class AutoOptions(DraftOptions):
             raise OptionError(f"candidates is {self.candidates!r}; name drafters to choose from, with commas")
 
 
-# finding a drafter reads the metadata of all packages
+# to find their names reads the metadata of all packages
 _names = cache(lambda: tuple(drafters.available()))
 
 

@@ -81,12 +81,13 @@ def opened(path: str | os.PathLike[str], kind: str, config: ModelConfig) -> Head
     head = _read(file, _status(file), config.num_layers)
     if head.facts.kind != kind:
         raise OptionError(
-            f"{quoted(file)} is of the kind {head.facts.kind}: use it with --draft {_DRAFTERS[head.facts.kind]}"
+            f"{quoted(file)} is of the kind {head.facts.kind}: use it with --draft {DRAFTERS[head.facts.kind]}"
         )
     return head
 
 
-_DRAFTERS = {"exit_head": "early_exit", "eagle": "eagle", "medusa": "medusa"}
+DRAFTERS = {"exit_head": "early_exit", "eagle": "eagle", "medusa": "medusa"}
+"""Who drafts with a head of each kind."""
 parts_of = lru_cache(maxsize=8)(HeadFile.parts)
 """`HeadFile.parts`, made once."""
 

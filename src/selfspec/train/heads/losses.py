@@ -71,7 +71,7 @@ class _CrossEntropy(torch.autograd.Function):
 def _expectations(states: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
     """Mean of the rows of ``head`` under soft-max(head · state), and log-sum-exp of the logits: [R, d], [R]."""
     count = len(states)
-    means = states.new_empty(states.shape, dtype=_sums(states))
+    means = states.new_empty(states.shape, dtype=torch.promote_types(states.dtype, torch.float32))
     normalisers = means.new_empty(count)
     size = min(CHUNK, max(1, count))
     logits, shares = (states.new_empty(size, len(head)) for _ in range(2))
@@ -85,7 +85,3 @@ def _expectations(states: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
         share = q.gather(1, where[:, None])[:, 0].to(means.dtype)
         normalisers[start : start + size] = highest.to(means.dtype) - share.log()
     return means, normalisers
-
-
-def _sums(states: Tensor) -> torch.dtype:
-    return torch.promote_types(states.dtype, torch.float32)
