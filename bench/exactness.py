@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import selfspec
 from selfspec.context import PREFILL_ROWS, Context, Text
 from selfspec.decode import Loop
+from selfspec.drafters.trained import shipped_for
 from selfspec.measure.tasks import encode_turns, read_prompts
 from selfspec.measure.trial import PLAIN, Candidate
 from selfspec.model.embedded import EMBEDDED
@@ -65,11 +66,11 @@ class Way(NamedTuple):
         return ", ".join(found)
 
 
-def ways(layers: int, fewer_bits: Sequence[int]) -> list[Way]:
+def ways(layers: int, fewer_bits: Sequence[int], has_head: bool = False) -> list[Way]:
     """All of them; the first is the one that the others are compared with.
 
     Batches, threads and chunks are spread over the drafters: whatever differs in any of them shows, and --ways
-    tells afterwards which it was.
+    tells afterwards which it was. ``has_head``: a trained head comes with the package for this model.
     """
     late, half = layers - layers // 8 - 1, layers // 2
     ngram = Candidate("ngram", {"gamma": 7})
@@ -80,6 +81,11 @@ def ways(layers: int, fewer_bits: Sequence[int]) -> list[Way]:
     lower = [
         Way(f"quantized to {bits} bits", Candidate("quantized", {"draft_bits": bits}), together)
         for bits, together in zip(fewer_bits, (4, 1), strict=False)
+    ]
+    trained = [
+        Way("eagle", Candidate("eagle", {"gamma": 4}), together=4, chunk=7),
+        Way("eagle with siblings", Candidate("eagle", {"gamma": 2, "siblings": 1})),
+        Way("suffix>eagle", Candidate("suffix>eagle", {}), together=4),
     ]
     return [
         Way("plain"),
@@ -92,7 +98,9 @@ def ways(layers: int, fewer_bits: Sequence[int]) -> list[Way]:
         Way("suffix", Candidate("suffix", {}), chunk=1),
         Way("suffix", Candidate("suffix", {}), together=4, threads=2),
         Way("auto", Candidate("auto", {})),
+        Way("layer skip", Candidate("layer_skip", {"gamma": 2}), together=4),
         *lower,
+        *(trained if has_head else ()),
     ]
 
 
@@ -259,7 +267,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         key = blake2b(json.dumps([prompts, args.new_tokens, engine.fingerprint]).encode(), digest_size=4)
         case = Case(opened, prompts, args.new_tokens, folder / f"{bits}-{key.hexdigest()}.jsonl")
         count = case.enough(law, args.tokens)
-        for way in ways(engine.config.num_layers, engine.runtime.fewer_bits):
+        has_head = shipped_for(engine.name, "eagle") is not None
+        for way in ways(engine.config.num_layers, engine.runtime.fewer_bits, has_head):
             if args.ways and way.name not in ("plain", *args.ways):
                 continue
             for done in case.run(law, way, count):

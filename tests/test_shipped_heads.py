@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
+import numpy as np
 import pytest
 
 import selfspec
-from selfspec.drafters.trained import SHIPPED
+from selfspec.drafters.trained import SHIPPED, opened
+from selfspec.model import find_checkpoint
 from selfspec.model.embedded import EMBEDDED
 from selfspec.model.head_file import read_facts, read_head
 from selfspec.runtime.attached import identity_of
@@ -41,3 +46,15 @@ def test_the_embedded_model_drafts_with_its_head_by_itself(bits):
     chosen = engine.generate(PROMPT, max_new_tokens=64)
     assert chosen.token_ids == plain.token_ids
     assert "eagle" in [choice["drafter"] for choice in chosen.explanation["choices"]]
+
+
+@pytest.mark.embedded
+def test_weights_are_held_once():
+    """Guards memory: what is attached has its own, and a file's weights are read again for the next who asks."""
+    head = opened(HEADS[0], "eagle", find_checkpoint(EMBEDDED).config)
+    held = weakref.ref(head.weights["fc.weight"])
+    assert held() is not None
+    engine = selfspec.load(EMBEDDED, bits=8, draft="eagle", tuned=False)
+    gc.collect()
+    assert (engine.name, held()) == (EMBEDDED, None)
+    assert np.array_equal(head.weights["fc.weight"], read_head(HEADS[0]).weights["fc.weight"])

@@ -150,21 +150,22 @@ def held_by(engine, row, options):
 
 PROGRAM = (
     "import json, sys; sys.path.insert(0, sys.argv[1]); import memory; "
-    "asked = ('smollm2-135m', 1024, 2); how = {'runtime': 'cpu', 'bits': 8}; "
+    "asked = ('smollm2-135m', 1024, 2); how = {'runtime': 'cpu', 'bits': 8, 'draft': sys.argv[2]}; "
     "print(json.dumps([memory.planned(*asked, **how), memory.measured(*asked, **how)]))"
 )
 
 
 @pytest.mark.embedded
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
-def test_the_embedded_model_takes_what_was_planned():
-    """Guards the total against what the process really grows by, passes included: 3 %.
+@pytest.mark.parametrize("draft", ["plain", "auto"])
+def test_the_embedded_model_takes_what_was_planned(draft):
+    """Guards the total against what the process really grows by, passes and a head that is there included: 3 %.
 
     The parts that a runtime states are exact; noise of the resident memory was under 1 % in ten runs. A busy
     machine may take pages of the program or of mapped weights away while it is measured, so that it seems to have
     grown too much or too little: then the process is asked again.
     """
-    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[2] / "bench")]
+    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[2] / "bench"), draft]
     for _ in range(3):
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         planned, measured = json.loads(done.stdout)
@@ -174,6 +175,19 @@ def test_the_embedded_model_takes_what_was_planned():
     assert planned["total"] == pytest.approx(measured["resident"], rel=0.03)
 
 
+@pytest.mark.embedded
+@pytest.mark.parametrize("options", [{}, {"bits": 4}, {"bits": 16}, {"runtime": "torch"}], ids=str)
+def test_a_head_of_the_package_is_counted_as_it_is(options):
+    """Guards what the default and `eagle` are said to take: weights to the byte, and nothing else is to be kept."""
+    rows = {row.way.name: row for row in plan(memory="1TB", context=64, **options).rows}
+    engine = selfspec.load(tuned=False, **options)
+    for name in ("auto", "eagle"):
+        done = engine.generate([1, 2, 3], draft=name, max_new_tokens=61, ignore_eos=True)
+        assert (rows[name].way.keeps, rows[name].way.weights) == ("nothing", done.draft_weight_bytes)
+        extra = rows[name].extra - done.draft_weight_bytes
+        assert done.draft_kv_bytes < extra  # it says keys, values and states that waited, and has buffers, too
+
+
 # -- what fits, and what would ----------------------------------------------------------------------------
 
 
@@ -181,7 +195,7 @@ def test_the_largest_that_fits_is_the_largest(large):
     """Guards the searches: one token or one text more is too much, and what is named fits."""
     options = {"memory": "48GB", "concurrency": 3, "context": "16k", "runtime": "cpu", "draft_size": "0.5B"}
     found = plan(large, **options)
-    assert len(found.rows) == 9
+    assert len(found.rows) == 10
     for row in found.rows:
         limits = ((row.largest_context, 3), (found.length, row.largest_concurrency))
         for index, (length, slots) in enumerate(limits):
@@ -332,7 +346,7 @@ def test_stated_numbers_decide(large, monkeypatch):
 def test_notebooks_see_tables(large):
     """Guards the reprs: rows, the sentence, and names that are no markup."""
     shown = plan(large, memory="24GB", context="4k", runtime="torch")._repr_html_()
-    assert shown.count("<tr>") == 7
+    assert shown.count("<tr>") == 8
     assert "early_exit" in shown
     assert "does not follow from sizes" in shown
     found = selfspec.estimate(0.7, layers=32, exit_layer=8)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from selfspec.drafters.base import Drafter, Extra
 from selfspec.drafters.steps import StepDrafter
-from selfspec.drafters.trained import Attachment, HeadOptions, opened, shipped
+from selfspec.drafters.trained import Attachment, HeadOptions, let_go, opened, shipped
 from selfspec.errors import OptionError
 from selfspec.joining import concatenate
 from selfspec.types import Draft, Rows
@@ -151,10 +151,10 @@ class Eagle(FeatureDrafter):
     )
 
     def __init__(self, options: HeadOptions, config: ModelConfig) -> None:
-        head = None
+        self._beside: Attachment | None = None
         if options.head is not None:
-            head = Attachment(config, options, opened(options.head, "eagle", config))
-        super().__init__(options, config, head)
+            self._beside = Attachment(config, options, opened(options.head, "eagle", config))
+        super().__init__(options, config, self._beside)
         self._settings = options
 
     def bind(self, host: Host) -> None:
@@ -168,6 +168,7 @@ class Eagle(FeatureDrafter):
                 )
             self._beside = Attachment(self.config, self._settings, opened(path, "eagle", self.config))
         super().bind(host)
+        let_go(self._beside.head)
 
     @property
     def runs(self) -> str:

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from selfspec.drafters.self_draft import FixedSelfDraft
-from selfspec.drafters.trained import Attachment, HeadOptions, opened
+from selfspec.drafters.trained import Attachment, HeadOptions, let_go, opened
 from selfspec.errors import OptionError
 from selfspec.joining import concatenate
 from selfspec.runtime.attached import require_fits
@@ -56,6 +56,7 @@ class ExitHead(FixedSelfDraft):
     def bind(self, host: Host) -> None:
         """Attach the head."""
         self._head.bind(host)
+        let_go(self._head.head)
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -173,7 +173,7 @@ def _linear(path: str, config: ModelConfig) -> HeadFile:
         raise OptionError(
             f"the form of the head {path!r} is {head.facts.form}; only linear ones learn while serving"
         )
-    return head
+    return replace(head, weights=dict(head.weights))  # the file may be written again while this one learns
 
 
 def _untrained(config: ModelConfig, layer: int | None) -> tuple[HeadFacts, dict[str, Any]]:

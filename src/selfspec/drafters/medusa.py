@@ -17,7 +17,7 @@ import numpy as np
 
 from selfspec.drafters.base import Drafter, Extra, option
 from selfspec.drafters.steps import StepDrafter
-from selfspec.drafters.trained import Attachment, HeadOptions, opened, parts_of
+from selfspec.drafters.trained import Attachment, HeadOptions, let_go, opened, parts_of
 from selfspec.errors import OptionError
 from selfspec.joining import concatenate
 from selfspec.processors import active
@@ -75,13 +75,14 @@ class Medusa(StepDrafter):
         if options.head is None:
             raise OptionError("no head was given: train some (`selfspec train medusa`) and give their file as head")
         self._nodes = options.nodes
-        found = parts_of(opened(options.head, "medusa", config))
-        self._heads = [Attachment(config, options, part) for part in found]
+        self._file = opened(options.head, "medusa", config)
+        self._heads = [Attachment(config, options, part) for part in parts_of(self._file)]
 
     def bind(self, host: Host) -> None:
         """Attach the heads."""
         for head in self._heads:
             head.bind(host)
+        let_go(self._file)
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from selfspec.drafters.base import Extra, option
 from selfspec.drafters.caches import OwnCaches
 from selfspec.drafters.comb import CombOptions
-from selfspec.errors import OptionError, RuntimeMissingError
+from selfspec.errors import CorruptModelError, OptionError, RuntimeMissingError
 from selfspec.feeds import MOST_PENDING
 from selfspec.joining import concatenate
-from selfspec.model.head_file import HeadFile, read_facts
+from selfspec.model.head_file import HeadFile, Passing, read_facts
 from selfspec.model.published_heads import read_any
 from selfspec.model.reading import expanded, quoted
 from selfspec.processors import active
@@ -27,7 +27,7 @@ from selfspec.runtime.attached import identity_of, parameters
 from selfspec.types import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from selfspec.context import Context, Text
     from selfspec.drafters.base import Host
@@ -75,6 +75,8 @@ class HeadOptions(CombOptions):
 def opened(path: str | os.PathLike[str], kind: str, config: ModelConfig) -> HeadFile:
     """The head in a file, or in a folder of a published one, for a model; read once.
 
+    Its weights are read again for who wants them after `let_go`.
+
     Raises OptionError for one of another kind, and as `read_any`.
     """
     file = expanded(path)
@@ -93,8 +95,22 @@ parts_of = lru_cache(maxsize=8)(HeadFile.parts)
 
 
 @lru_cache(maxsize=8)
-def _read(file: Path, _status: object, num_layers: int) -> HeadFile:
-    return read_any(file, num_layers, _of_torch)
+def _read(file: Path, status: object, num_layers: int) -> HeadFile:
+    head = read_any(file, num_layers, _of_torch)
+
+    def again() -> Mapping[str, Any]:
+        found = read_any(file, num_layers, _of_torch)
+        if _status(file) != status:
+            raise CorruptModelError(f"{quoted(file)} changed while it was in use; start again")
+        return found.weights
+
+    return replace(head, weights=Passing(head.weights, again))
+
+
+def let_go(head: HeadFile) -> None:
+    """Hold the weights of an `opened` head no longer: what is attached has its own."""
+    if isinstance(head.weights, Passing):
+        head.weights.let_go()
 
 
 def _of_torch(file: Path) -> dict[str, Any]:
@@ -119,6 +135,12 @@ def shipped(host: Host, kind: str) -> Path | None:
         if facts.kind == kind and facts.target and facts.target in names_of(host):
             return path
     return None
+
+
+def shipped_for(name: str, kind: str) -> Path | None:
+    """The same for a checkpoint of which no more than a name is known."""
+    found = (path for path, facts in _all_shipped(SHIPPED) if (facts.kind, facts.target_name) == (kind, name))
+    return next(found, None)
 
 
 @lru_cache(maxsize=4)

@@ -109,10 +109,11 @@ def recommendation(model: str, rows: Sequence[Row], found: Sequence[Mapping[str,
     usable = [row for row in drafts if row.way.is_built and not row.short]
     known = [row for row in usable if row.worth]
     if not known:
-        free = ", ".join(row.label for row in usable if not row.way.weights)
+        free = [row.label for row in usable if not row.way.weights]
+        names, verb = ", ".join(free) or "nothing", "take" if len(free) > 1 else "takes"
         return (
             f"Whether a draft pays does not follow from sizes: measure it with `selfspec profile --model {model} "
-            f"--out FILE` and give --profile FILE, or state --alpha; {free or 'nothing'} takes no more weights."
+            f"--out FILE` and give --profile FILE, or state --alpha; {names} {verb} no more weights."
         )
     best = max(known, key=lambda row: (_gain(row), -row.extra))
     return f"{_verdict(best)}{_beyond(best, drafts)}."

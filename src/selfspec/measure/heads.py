@@ -1,6 +1,6 @@
 """The sizes of trained modules that draft for a model: an exit head, and EAGLE-3.
 
-They are counted from the published shapes, whether or not this version can run them.
+They are counted from the published shapes, whether or not this version can run them, or from a head that is there.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from selfspec.runtime.packing import PRECISIONS, packed_bytes
+from selfspec.model.head_file import weight_shapes
+from selfspec.runtime.cpu_attached import DEFAULT_BITS
+from selfspec.runtime.packing import BITS, KIND_OF_BITS, PRECISIONS, packed_bytes
 
 if TYPE_CHECKING:
     from selfspec.measure.sizes import Sizes
     from selfspec.model.config import ModelConfig
+    from selfspec.model.head_file import HeadFile
 
 EAGLE_VOCABULARY = 32_000  # of published EAGLE-3 heads
 _KINDS = {precision: kind for kind, precision in PRECISIONS.items()}
@@ -47,6 +50,25 @@ def eagle(sizes: Sizes) -> Module:
     mlp = [(inner, d), (inner, d), (d, inner)]
     held = _bytes(sizes, [(d, 3 * d), *_attention(config, 2 * d), *mlp, head, *[(d,)] * 4])
     return Module(held, held, 1)
+
+
+def attached(sizes: Sizes, head: HeadFile) -> Module:
+    """A head of one layer as a runtime holds it.
+
+    In the native core its matrices have 8 bits a weight, and rows of the model's LM head no more than that.
+    """
+    d, own = sizes.config.hidden_size, [shape for shape in weight_shapes(head.facts).values() if len(shape) == 2]
+    ids = head.vocabulary
+    rows = (sizes.config.vocab_size if ids is None else len(ids), d)
+    is_held = ids is None and head.lm_rows is None  # by the model
+    if sizes.runtime == "torch":
+        held, last = _bytes(sizes, [*weight_shapes(head.facts).values()]), _bytes(sizes, [rows])
+    else:
+        kind, precision = KIND_OF_BITS[DEFAULT_BITS], sizes.head_precision
+        fewer = DEFAULT_BITS if head.lm_rows is not None else min(DEFAULT_BITS, BITS[precision])
+        held = sum(packed_bytes(kind, *shape) for shape in own)
+        last = packed_bytes(KIND_OF_BITS[fewer], *rows)
+    return Module(held + (0 if is_held else last), held + last, int(head.facts.attends))
 
 
 def _attention(config: ModelConfig, inputs: int) -> list[Shape]:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec.drafters import available, drafter_class
 from selfspec.drafters.buffers import draft_buffers
+from selfspec.drafters.trained import shipped_for
 from selfspec.errors import OptionError
-from selfspec.measure.heads import eagle
+from selfspec.measure.heads import Module, attached, eagle
 from selfspec.measure.sizes import Sizes, native_sizes, sizes_of
+from selfspec.model.head_file import read_head
 from selfspec.model.load import config_of, locate
 from selfspec.runtime.cpu_model import lacking
 from selfspec.runtime.packing import BITS
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 SECOND = "a second checkpoint"
 HEAD = "a trained head"
+NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,13 @@ class Price:
 def prices(model: str, sizes: Sizes, draft_model: str | None = None, draft_bits: int | None = None) -> list[Price]:
     """Drafters of the model's own layers, then those with weights of their own."""
     own = [
-        Price(drafter.name, drafter.runs, 0, 0, share(drafter, sizes), "nothing")
+        Price(drafter.name, drafter.runs, 0, 0, share(drafter, sizes), NOTHING)
         for drafter in drafting(sizes.config)
         if drafter.name not in ("quantized", "eagle")
     ]
-    own += _trained(sizes)
+    own += _trained(model, sizes)
     lighter = [
-        Price("quantized", light.precision, light.total, 0, light.whole_step / sizes.whole_step, "nothing")
+        Price("quantized", light.precision, light.total, 0, light.whole_step / sizes.whole_step, NOTHING)
         for light in in_fewer_bits(model, sizes)
     ]
     if draft_model is None:
@@ -68,20 +71,26 @@ def prices(model: str, sizes: Sizes, draft_model: str | None = None, draft_bits:
     ]
 
 
-def _trained(sizes: Sizes) -> Iterator[Price]:
-    """An EAGLE-3 head of published shape, beside a model that can have one."""
+def _trained(model: str, sizes: Sizes) -> Iterator[Price]:
+    """An EAGLE-3 head, beside a model that can have one."""
     if sizes.config.recurrences:
         return
-    module, layers = eagle(sizes), sizes.config.num_layers
+    (module, keeps), layers = eagle_of(model, sizes), sizes.config.num_layers
     c = module.reads / sizes.whole_step
-    yield Price("eagle", "EAGLE-3, one layer", module.weights, module.kv_layers * sizes.kv // layers, c, HEAD)
+    yield Price("eagle", "EAGLE-3, one layer", module.weights, module.kv_layers * sizes.kv // layers, c, keeps)
+
+
+def eagle_of(model: str, sizes: Sizes) -> tuple[Module, str]:
+    """The EAGLE-3 head that comes with the package for a model, else one of published shape; what is to be kept."""
+    ready = shipped_for(locate(model)[2], "eagle")
+    return (eagle(sizes), HEAD) if ready is None else (attached(sizes, read_head(ready)), NOTHING)
 
 
 def keeps(draft: str, options: Mapping[str, Any]) -> str:
     """What a drafter, as it is named and with its options, needs besides the model's own files."""
     if "draft_model" in draft or options.get("draft_model"):
         return SECOND
-    return HEAD if "eagle" in draft or options.get("head") else "nothing"
+    return HEAD if "head=" in draft or options.get("head") else NOTHING
 
 
 def in_fewer_bits(model: str, sizes: Sizes) -> list[Sizes]:

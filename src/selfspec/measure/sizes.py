@@ -13,6 +13,7 @@ from selfspec.model.load import locate
 from selfspec.runtime.cache_sizes import packed_cache_bytes, torch_cache_bytes
 from selfspec.runtime.cpu import KV, default_kv, kv_bytes_per_token
 from selfspec.runtime.cpu_model import active_bytes
+from selfspec.runtime.held import HUGE
 from selfspec.runtime.packed import packed_sizes
 from selfspec.runtime.parts import parts_of
 
@@ -58,6 +59,17 @@ class Sizes:
             return packed_cache_bytes(self.config, self.kv_precision, slots, length)
         return torch_cache_bytes(self.config, self.width, slots, length)
 
+    def rest_of_pages(self, cache: int) -> int:
+        """Bytes that the core's weights, keys and values leave unused of the last huge page that each begins."""
+        parts = (self.total, cache // 2, cache // 2) if self.runtime == "cpu" else ()
+        return sum(-part % HUGE for part in parts if part >= HUGE)
+
+    @property
+    def head_precision(self) -> str:
+        """That of the LM head."""
+        layers, _, head = self.precision.partition(", head ")
+        return head or layers
+
     def passes(self, rows: int = PREFILL_ROWS, length: int = 0) -> int:
         """About what a pass of ``rows`` rows holds for its time, at texts of ``length`` tokens.
 
@@ -67,9 +79,9 @@ class Sizes:
         queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         if self.runtime == "torch":
             numbers = 4 * c.intermediate_size + 8 * c.hidden_size + 2 * (queries + 2 * keys)
-            return rows * (numbers * self.width + length)  # and a mask
+            return rows * (numbers * max(self.width, 4) + length)  # norms and products in float32; and a mask
         widest = max(c.intermediate_size, c.hidden_size, queries)
-        numbers = widest + 2 * queries + 2 * keys + c.intermediate_size + 4 * c.hidden_size
+        numbers = widest + 2 * queries + 2 * keys + c.intermediate_size + 6 * c.hidden_size
         mixtures = [facts.experts for facts in map(c.layer, range(c.num_layers)) if facts.experts]
         pairs = max((2 * e.per_token * (e.width + c.hidden_size) for e in mixtures), default=0)
         return rows * (numbers + pairs) * self.width

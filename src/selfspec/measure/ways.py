@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from selfspec.context import PREFILL_ROWS
 from selfspec.drafters import available, drafter_class
 from selfspec.drafters.buffers import draft_buffers
+from selfspec.engine import DEFAULT_DRAFT
 from selfspec.errors import OptionError
-from selfspec.measure.heads import eagle, exit_head
-from selfspec.measure.prices import HEAD, SECOND, in_fewer_bits, share
+from selfspec.feeds import MOST_PENDING
+from selfspec.measure.heads import exit_head
+from selfspec.measure.prices import HEAD, NOTHING, SECOND, eagle_of, in_fewer_bits, share
 from selfspec.measure.sizes import Sizes, native_sizes, plain_sizes
 from selfspec.model.load import config_of
 from selfspec.runtime.cpu import default_kv
@@ -18,7 +20,7 @@ from selfspec.runtime.states import kept_bytes
 from selfspec.types import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from selfspec.drafters.base import Drafter
 
@@ -42,7 +44,7 @@ class Way:
 
     name: str
     runs: str
-    keeps: str = "nothing"
+    keeps: str = NOTHING
     weights: int = 0
     buffers: int = 0
     passes: int = 0
@@ -71,12 +73,13 @@ def needs(sizes: Sizes, way: Way, length: int, slots: int, gamma: int) -> dict[s
     """Bytes of each part, for ``slots`` texts at once of up to ``length`` tokens."""
     config = sizes.config
     states = kept_bytes(config, sizes.width) * slots if sizes.runtime == "torch" else 0
-    rows = max(min(PREFILL_ROWS, length), slots * (gamma + 1))
+    rows, cache = max(min(PREFILL_ROWS, length), slots * (gamma + 1)), sizes.cache(slots, length)
+    logits = slots * config.vocab_size * max(4, sizes.width)
     return {
         "weights": sizes.total,
-        "cache": sizes.cache(slots, length) - states,
+        "cache": cache - states,
         "states": states,
-        "passes": sizes.passes(rows, length) + slots * config.vocab_size * max(4, sizes.width),
+        "passes": sizes.passes(rows, length) + logits + sizes.rest_of_pages(cache),
         "draft weights": way.weights,
         "draft cache": way.cache(slots, length),
         "draft buffers": way.passes + slots * way.buffers,
@@ -85,14 +88,15 @@ def needs(sizes: Sizes, way: Way, length: int, slots: int, gamma: int) -> dict[s
 
 def ways(model: str, sizes: Sizes, gamma: int, second: Second, exit_layer: int | None = None) -> list[Way]:
     """Those that this model and runtime can have, the model alone first. Raises SelfspecError as `load`."""
-    found = [Way(PLAIN, f"{sizes.config.num_layers} layers")]
+    trained = list(_trained(model, sizes, gamma))
+    found = [Way(PLAIN, f"{sizes.config.num_layers} layers"), _chosen(sizes, gamma, trained)]
     for name in _OWN:
         options = {} if exit_layer is None or name != "early_exit" else {"exit_layer": exit_layer}
         drafter = _drafter(name, sizes, gamma=gamma, **options)
         if drafter is not None:
             found.append(_own_layers(drafter, sizes))
     found += _lighter(model, sizes, gamma) if sizes.runtime == "cpu" else ()
-    found += _trained(sizes, gamma)
+    found += trained
     return [*found, *_seconds(sizes, gamma, second)]
 
 
@@ -124,6 +128,20 @@ def _own_layers(drafter: Drafter, sizes: Sizes) -> Way:
     )
 
 
+def _chosen(sizes: Sizes, gamma: int, trained: Sequence[Way]) -> Way:
+    """The default: a drafter anew in every round, and what its candidates hold."""
+    drafter = _drafter(DEFAULT_DRAFT, sizes, gamma=gamma)
+    assert drafter is not None
+    heads = [way for way in trained if way.keeps == NOTHING]
+    return Way(
+        DEFAULT_DRAFT,
+        " or ".join(dict.fromkeys([*(part.name for part in drafter.parts), *(way.name for way in heads)])),
+        weights=sum(way.weights for way in heads),
+        buffers=max([*(_buffers(part, sizes) for part in drafter.parts), *(way.buffers for way in heads)]),
+        cache=lambda slots, length: sum(way.cache(slots, length) for way in heads),
+    )
+
+
 def _lighter(model: str, sizes: Sizes, gamma: int) -> Iterator[Way]:
     buffers = _buffers(_drafter("quantized", sizes, gamma=gamma), sizes)
     for light in in_fewer_bits(model, sizes):
@@ -131,15 +149,16 @@ def _lighter(model: str, sizes: Sizes, gamma: int) -> Iterator[Way]:
         yield Way("quantized", light.precision, weights=light.total, buffers=buffers, c=c)
 
 
-def _trained(sizes: Sizes, gamma: int) -> Iterator[Way]:
-    """Heads that are trained for this model."""
+def _trained(model: str, sizes: Sizes, gamma: int) -> Iterator[Way]:
+    """Heads that are trained for this model, or come with the package."""
     config = sizes.config
     each = sizes.kv // max(config.num_layers - len(config.recurrences), 1)
 
     def cells(slots: int, length: int) -> int:
         return each * slots * length
 
-    buffers = _buffers(_drafter("early_exit", sizes, gamma=gamma), sizes)
+    waiting = MOST_PENDING * config.hidden_size * sizes.width  # states that a head has not read yet
+    buffers = _buffers(_drafter("early_exit", sizes, gamma=gamma), sizes) + waiting
     if config.num_layers > 1:
         depth = max(config.num_layers // _SHARE, 1)
         head = exit_head(sizes)
@@ -153,11 +172,10 @@ def _trained(sizes: Sizes, gamma: int) -> Iterator[Way]:
             f=depth * sizes.active_layer / sizes.whole_step,
             cache=cells,
         )
-    module = eagle(sizes)
-    features = 3 * (gamma + 1) * config.hidden_size * sizes.width
-    buffers = _buffers(_drafter("quantized", sizes, gamma=gamma), sizes) + features
+    module, keeps = eagle_of(model, sizes)
+    buffers = _buffers(_drafter("quantized", sizes, gamma=gamma), sizes) + 3 * waiting
     c = module.reads / sizes.whole_step
-    yield Way("eagle", "EAGLE-3, one layer", HEAD, module.weights, buffers, c=c, cache=cells)
+    yield Way("eagle", "EAGLE-3, one layer", keeps, module.weights, buffers, c=c, cache=cells)
 
 
 def _seconds(sizes: Sizes, gamma: int, second: Second) -> Iterator[Way]:

@@ -183,9 +183,9 @@ def worth_of(way: Way, stated: Stated, measured: tuple[int, Worth] | None, v: Ro
     """What a way is expected to gain, None where its α is not known; ``measured``: exit and gain of a profile.
 
     What was stated for this way goes before what was measured, and that before what was stated for all; a look-up
-    is none of these: its α is the text's.
+    is none of these: its α is the text's; and ``auto`` has none.
     """
-    for_all = way.name != "ngram"
+    for_all = way.name not in ("ngram", "auto")
     alpha = stated.alpha.get(way.name)
     if alpha is None and measured and way.name == "early_exit" and gamma:
         return measured[1]

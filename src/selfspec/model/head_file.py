@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,7 @@ from selfspec.model.reading import Fields, expanded, listed, one_line, quoted
 from selfspec.types import MAX_GAMMA
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -132,8 +134,8 @@ class HeadFile:
     def __post_init__(self) -> None:
         wanted: dict[str, tuple[int, ...]] = weight_shapes(self.facts)
         heads, width = self.facts.lm_heads, self.facts.hidden_size
-        if given := [name for name in heads if name in self.weights]:
-            rows = len(self.weights[given[0]]) if self.vocabulary is None else len(self.vocabulary)
+        if self.lm_rows is not None:
+            rows = self.lm_rows if self.vocabulary is None else len(self.vocabulary)
             wanted |= dict.fromkeys(heads, (rows, width))
         if self.facts.kind == "eagle" and EMBEDDING in self.weights:
             wanted[EMBEDDING] = (len(self.weights[EMBEDDING]), width)
@@ -153,6 +155,11 @@ class HeadFile:
         if ids is not None and (ids.ndim != 1 or not len(ids) or ids[0] < 0 or (np.diff(ids) <= 0).any()):
             raise OptionError("the draft vocabulary of a head must be token ids from 0 on, rising, at least one")
 
+    @cached_property
+    def lm_rows(self) -> int | None:
+        """Rows of an LM head of its own; None where the target's serves."""
+        return next((len(self.weights[name]) for name in self.facts.lm_heads if name in self.weights), None)
+
     @property
     def lm_head(self) -> NDArray[np.float32] | None:
         """The LM head of its own of a head that drafts one token."""
@@ -165,14 +172,57 @@ class HeadFile:
         if facts.drafts == 1:
             return (self,)
         one = replace(facts, drafts=1)
-        return tuple(
-            HeadFile(
-                one,
-                {f"0.{name.removeprefix(mine)}": w for name, w in self.weights.items() if name.startswith(mine)},
-                self.vocabulary,
-            )
-            for mine in (f"{i}." for i in range(facts.drafts))
-        )
+        return tuple(HeadFile(one, _OfOne(self.weights, i), self.vocabulary) for i in range(facts.drafts))
+
+
+class _OfOne(Mapping[str, "NDArray[np.float32]"]):
+    """The weights of one of Medusa's heads, under the names of a head that is alone."""
+
+    def __init__(self, weights: Mapping[str, NDArray[np.float32]], index: int) -> None:
+        self._weights = weights
+        self._names = {
+            f"0.{rest}": name for name in weights for i, _, rest in [name.partition(".")] if i == f"{index}"
+        }
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        return self._weights[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Passing(Mapping[str, "NDArray[np.float32]"]):
+    """Weights that are held until they are let go: who asks for one later has all of them read again."""
+
+    def __init__(
+        self, held: Mapping[str, NDArray[np.float32]], read: Callable[[], Mapping[str, NDArray[np.float32]]]
+    ) -> None:
+        self._names, self._read = tuple(held), read
+        self._held: Mapping[str, NDArray[np.float32]] | None = held
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        if name not in self._names:
+            raise KeyError(name)
+        held = self._held
+        if held is None:
+            held = self._held = self._read()
+        return held[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # without a look at the weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def let_go(self) -> None:
+        """Hold them no longer."""
+        self._held = None
 
 
 def weight_shapes(facts: HeadFacts) -> dict[str, tuple[int, ...]]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from selfspec.errors import OptionError
 from selfspec.model.config import Layer, ModelConfig, Rope
-from selfspec.model.head_file import EMBEDDING
+from selfspec.model.head_file import EMBEDDING, weight_shapes
 from selfspec.types import namespace, on_host
 
 if TYPE_CHECKING:
@@ -133,8 +133,7 @@ def rope_of_head(facts: HeadFacts) -> Rope:
 
 def parameters(head: HeadFile, target: ModelConfig) -> tuple[int, int]:
     """Weights that a row of a head reads: of the head itself, and of the LM head behind it."""
-    beside = (*head.facts.lm_heads, EMBEDDING)
-    own = sum(weight.size for name, weight in head.weights.items() if name not in beside)
+    own = sum(map(math.prod, weight_shapes(head.facts).values()))
     rows = target.vocab_size if head.vocabulary is None else len(head.vocabulary)
     return own, rows * target.hidden_size
 
@@ -167,12 +166,10 @@ def require_fits(head: HeadFile, target: ModelConfig) -> None:
             f"the head reads after layer {facts.taps[-1]}; this model has {target.num_layers}: it was trained for "
             "another one"
         )
-    own = head.weights.get(facts.lm_heads[0])
-    most = target.vocab_size if ids is None else int(ids[-1]) + 1
-    if most > target.vocab_size or (ids is None and own is not None and len(own) != target.vocab_size):
+    most = (head.lm_rows or target.vocab_size) if ids is None else int(ids[-1]) + 1
+    if most > target.vocab_size or (ids is None and most != target.vocab_size):
         raise OptionError(
-            f"the head drafts {most if ids is not None or own is None else len(own)} tokens and this model has "
-            f"{target.vocab_size}: it was trained for another one"
+            f"the head drafts {most} tokens and this model has {target.vocab_size}: it was trained for another one"
         )
 
 
