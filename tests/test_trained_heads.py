@@ -340,3 +340,71 @@ def test_auto_takes_what_comes_with_the_package_unless_candidates_are_named(tmp_
     texts = run(runtime, PROMPTS[:2], auto, new_tokens=NEW)
     assert [text.tokens for text in texts] == [text.tokens for text in run(runtime, PROMPTS[:2], new_tokens=NEW)]
     assert "eagle" in [entry["drafter"] for entry in texts[0].explanation["choices"]]
+
+
+@pytest.mark.parametrize("form", ["wild", "eagle"])
+def test_who_may_never_draft_reads_what_is_recent(form, monkeypatch):
+    """Guards long prompts beside other drafters: the head runs over none of their rows until it drafts."""
+    monkeypatch.setattr(feeds, "MOST_PENDING", 8)
+    monkeypatch.setattr(feeds, "RECENT", 3)
+    runtime, drafter = tiny_runtime(), drafter_of(form)
+    drafter.keeps_up = False
+    read = []
+    monkeypatch.setattr(drafter, "read", lambda *_: read.append(1))
+    notes, prompt = Notes(drafter, monkeypatch), list(range(20))
+    (text,) = run(runtime, [prompt], drafter, new_tokens=NEW)
+    assert text.tokens == run(runtime, [prompt], new_tokens=NEW)[0].tokens
+    assert not read
+    notes.check(form, runtime, 12, origin=len(prompt) - 3)
+
+
+def test_auto_tells_steps_from_what_is_read_once(monkeypatch):
+    """Guards the price of a head: a prompt that it reads before its first draft is not a step."""
+    runtime, now = tiny_runtime(), [0.0]
+    ran, attached = runtime.run, trained.Attachment.run
+
+    def takes(seconds, call):
+        def timed(*args, **named):
+            now[0] += seconds(*args)
+            return call(*args, **named)
+
+        return timed
+
+    monkeypatch.setattr(runtime, "run", takes(lambda _hidden, _plan, rows, *_: 1.0 + 0.05 * (len(rows) - 1), ran))
+    monkeypatch.setattr(
+        trained.Attachment, "run", takes(lambda _head, _context, _states, _tokens, rows: 0.08 * len(rows), attached)
+    )
+    auto = drafters.create(
+        "auto", runtime.config, {"candidates": (drafter_of("eagle", runtime),)}, Host(runtime, {})
+    )
+    (record,) = auto._knowledge.records
+    record.expect((0.9, 0.9))
+    run(runtime, [[7, 3] * 20], auto, new_tokens=12, clock=lambda: now[0])
+    assert auto._choices[0].c == pytest.approx(0.08, rel=0.3)
+    assert record.behind.value(0.0) == pytest.approx(0.08, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("card", "alphas"),
+    [
+        ({"held_out": {"greedy": {"alphas": [0.6, 0.5]}}}, (0.6, 0.5)),
+        (
+            {"held_out": {"greedy": {"alphas": [0.6]}}, "acceptance": {"tasks": {"all": {"alphas": [0.3, 1]}}}},
+            (0.3, 1),
+        ),
+        ({}, ()),
+        ({"held_out": [], "acceptance": {"tasks": {"all": {"alphas": ["much", 0.2]}}}}, ()),
+        ({"held_out": {"greedy": {"alphas": [1.2]}}, "acceptance": {"tasks": 3}}, ()),
+    ],
+)
+def test_auto_begins_with_what_a_head_says_of_itself(card, alphas, tmp_path, monkeypatch):
+    """Guards the first answers: a head that was measured drafts at once, and a strange card is no error."""
+    runtime, made = tiny_runtime(), read_head(head("eagle"))
+    monkeypatch.setattr(trained, "SHIPPED", tmp_path)
+    facts = replace(made.facts, target=identity_of(runtime), card=card)
+    write_head(tmp_path / "tiny.safetensors", replace(made, facts=facts))
+    auto = drafters.create("auto", runtime.config, {}, Host(runtime, {}))
+    record = auto._knowledge.records[-1]
+    assert auto._choices[-1].drafter.stated_alphas == alphas
+    assert record.is_proven == bool(alphas)
+    assert [record.counts.rate(depth, 0.0, 1e-9) for depth in range(len(alphas))] == pytest.approx(alphas)

@@ -147,6 +147,8 @@ class Auto(Drafter):
             self.samples = any(part.samples for part in self.parts)
         for _, candidate in self._labelled:
             candidate.bind(host)
+        for part in self.parts:
+            part.keeps_up = False
         key = ("auto", self._settings.profile, *(label for label, _ in self._labelled))
         self._knowledge = host.kept(key, lambda: self._informed(host))
         self._choices = self._judged()
@@ -177,8 +179,10 @@ class Auto(Drafter):
         return Knowledge.of(len(self._labelled))
 
     def _informed(self, host: Host) -> Knowledge:
-        """What is known before anything was drafted: what a profile measured, if there is one."""
+        """What is known before anything was drafted: what heads say of themselves, and what a profile measured."""
         known, file = self._unknowing(), self._settings.profile
+        for (_, candidate), record in zip(self._labelled, known.records, strict=True):
+            record.expect(candidate.stated_alphas)
         prior = None if file is None else read_prior(file, host)
         if prior is None:
             return known
@@ -203,7 +207,8 @@ class Auto(Drafter):
                 if candidate.step_share is None:  # else it has a head of its own
                     c = head + (1.0 - head) * plan.row_layers / config.num_layers
                 f = (1.0 - head) * plan.shared_prefix / config.num_layers
-            made.append(Choice(label, candidate, record, c, f))
+            readers = tuple(part for part in candidate.parts if part.taps)
+            made.append(Choice(label, candidate, record, c, f, readers))
         return made
 
     # -- deciding ------------------------------------------------------------------------------------------

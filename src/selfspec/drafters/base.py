@@ -132,9 +132,10 @@ class Drafter(ABC):
     they were drawn from, which take memory. ``is_free`` says that a draft costs next to nothing beside a pass and
     is deterministic: it may be asked for one in every round. ``usual_alpha`` is how often a draft token of such a
     drafter is right: what `auto` goes by until it has seen some. (Most exits of models that were not trained for
-    it seldom are.) ``looks_ahead`` says that it can draft for tokens that are not committed, beside a verification
-    (`ahead`). ``reads_prompt_states`` says that it needs the target's states of every row of the prompt: then all
-    of them run, and no cells of another text stand in for some.
+    it seldom are.) ``looks_ahead`` says that it can draft for tokens that are not committed, beside a
+    verification (`ahead`). ``keeps_up`` says that what `taps` brings is read even while others draft; `auto`
+    asks that of none. ``reads_prompt_states`` says that it needs the target's states of every row of the
+    prompt: then all of them run, and no cells of another text stand in for some.
     """
 
     Options: ClassVar[type[DraftOptions]] = DraftOptions
@@ -146,6 +147,7 @@ class Drafter(ABC):
     is_free: bool = False
     looks_ahead: bool = False
     reads_prompt_states: bool = False
+    keeps_up: bool = True
     usual_alpha: ClassVar[float] = 0.25
 
     def __init__(self, options: DraftOptions, config: ModelConfig) -> None:
@@ -174,6 +176,14 @@ class Drafter(ABC):
         `auto` goes by it until it has timed one.
         """
         return None
+
+    @property
+    def stated_alphas(self) -> tuple[float, ...]:
+        """How often tokens of a draft hold, by depth, as whoever trained it has measured; empty if nobody has.
+
+        `auto` begins with it.
+        """
+        return ()
 
     @property
     def runs(self) -> str:

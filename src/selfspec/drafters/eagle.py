@@ -171,6 +171,11 @@ class Eagle(FeatureDrafter):
         let_go(self._beside.head)
 
     @property
+    def stated_alphas(self) -> tuple[float, ...]:
+        """What the head's card says."""
+        return () if self._beside is None else self._beside.stated_alphas
+
+    @property
     def runs(self) -> str:
         """The head."""
         return "unbound" if self._beside is None else f"head on layers {', '.join(map(str, self.taps))}"

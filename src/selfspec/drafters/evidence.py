@@ -131,6 +131,7 @@ class Record:
 
     Times are in passes of one row. ``step`` is what a draft step takes, steps of several rows weighted with v; for
     free drafts what asking takes per text. ``unit`` is what verifying its drafts takes ÷ what the rows should.
+    ``behind`` is what a row takes that a head reads because it has not drafted for a while.
     ``benefit`` is how many tokens asking a free one is taken to bring a new text: at first more than it takes in a
     batch too, else it would never be found out.
     """
@@ -138,6 +139,7 @@ class Record:
     counts: Counts
     step: Mean = field(default_factory=lambda: Mean(0.9, only_delayed=True))
     unit: Mean = field(default_factory=lambda: Mean(0.9))
+    behind: Mean = field(default_factory=lambda: Mean(0.9, only_delayed=True))
     was_right: bool = False  # the last time
     proof: float = 0.0  # how often lately
     right: float = 0.0  # tokens that held, of drafts that said how many would
@@ -160,6 +162,10 @@ class Record:
     def believe(self, c: float, alphas: Sequence[float]) -> None:
         """Begin with what was measured elsewhere: of a draft step, and by depth of the draft."""
         self.step.learn(c * MEASURED_WEIGHT, MEASURED_WEIGHT)
+        self.expect(alphas)
+
+    def expect(self, alphas: Sequence[float]) -> None:
+        """Begin with what was measured elsewhere by depth of the draft, if anything was."""
         for depth, alpha in enumerate(alphas):
             self.counts.believe(depth, alpha, MEASURED_WEIGHT)
         self.proof = alphas[0] / (1.0 - MEMORY) if alphas else 0.0

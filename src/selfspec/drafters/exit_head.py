@@ -70,6 +70,11 @@ class ExitHead(FixedSelfDraft):
         return layers / self.config.pass_parameters + self._head.share
 
     @property
+    def stated_alphas(self) -> tuple[float, ...]:
+        """What the head's card says."""
+        return self._head.stated_alphas
+
+    @property
     def runs(self) -> str:
         """The layers, and the form of the head."""
         return f"{self._plan} + {self._head.head.facts.form} head"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +20,8 @@ from selfspec.drafters.comb import CombOptions
 from selfspec.errors import CorruptModelError, OptionError, RuntimeMissingError
 from selfspec.feeds import MOST_PENDING
 from selfspec.joining import concatenate
-from selfspec.model.head_file import HeadFile, Passing, read_facts
+from selfspec.model.head_file import HeadFile, read_facts
+from selfspec.model.head_weights import Passing
 from selfspec.model.published_heads import read_any
 from selfspec.model.reading import expanded, quoted
 from selfspec.processors import active
@@ -27,8 +29,6 @@ from selfspec.runtime.attached import identity_of, parameters
 from selfspec.types import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from selfspec.context import Context, Text
     from selfspec.drafters.base import Host
     from selfspec.drafters.steps import Growing
@@ -153,6 +153,10 @@ def names_of(host: Host) -> tuple[str, str]:
     return host.kept(("identity",), lambda: (identity_of(host.runtime), host.fingerprint))
 
 
+def _is_share(value: object) -> bool:
+    return isinstance(value, float | int) and 0.0 <= value <= 1.0
+
+
 def _drafts_likeliest(text: Text) -> bool:
     """Whether `Text.draft_law` is the token with the largest logit, whatever the prefix."""
     sampling = text.sampling.for_drafts
@@ -238,6 +242,19 @@ class Attachment(Beside):
         own, last = parameters(head, config)
         self.row_layers = own / config.active_layer_parameters
         self.share = (own + last) / config.pass_parameters
+
+    @property
+    def stated_alphas(self) -> tuple[float, ...]:
+        """See `Drafter.stated_alphas`: what its card says of other prompts, else of those held out in training."""
+        said = self.head.facts.card
+        for path in (("acceptance", "tasks", "all"), ("held_out", "greedy")):
+            found: Any = said
+            for name in path:
+                found = found.get(name) if isinstance(found, Mapping) else None
+            alphas = found.get("alphas") if isinstance(found, Mapping) else None
+            if isinstance(alphas, Sequence) and all(_is_share(alpha) for alpha in alphas):
+                return tuple(alphas)
+        return ()
 
     def check(self, host: Host) -> None:
         """Raise OptionError where the head does not belong to this model."""

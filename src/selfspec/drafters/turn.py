@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _LEAST_PROBE = 0.05  # passes, whatever the clock says
 _ENOUGH = 6.0  # tokens at a depth that tell whether drafts should be longer
 _IDLE = 8  # rounds for which an offer that does not pay is not thought of again
+_AHEAD = 32.0  # rounds that what a head reads once in a text is taken to serve
 _THINK = 8  # the most rounds until a probe is thought of again
 PLAIN = -1  # no candidate
 NOTHING = Draft()
@@ -31,7 +32,7 @@ class Choice:
     """A candidate: its name for people, and what is known of it.
 
     ``first_c`` is what a draft step is taken to cost before one was seen, ``f`` the share of a pass that
-    verification does not repeat.
+    verification does not repeat. ``readers`` are those of its parts that read states of rows.
     """
 
     label: str
@@ -39,6 +40,7 @@ class Choice:
     record: Record
     first_c: float
     f: float
+    readers: tuple[Drafter, ...] = ()
 
     @property
     def c(self) -> float:
@@ -162,11 +164,13 @@ class Turn:
         """
         most = self._choices[i].drafter.options.gamma
         gains = [(seat, seat.memory.estimates[i].gains(min(most, seat.gamma), hopeful)) for seat in self.seats]
+        takes = self._rate * self._row_behind(i) / _AHEAD
+        late = {id(seat): takes * self._behind(i, seat) for seat in self.seats}
         best: Offer = (0.0, 0, [])
         before = -math.inf
         for gamma in range(1, max(len(gain) for _, gain in gains) + 1):
             more = [
-                (gain[min(gamma, len(gain)) - 1] - (0.0 if beside_none else seat.memory.net), seat)
+                (gain[min(gamma, len(gain)) - 1] - late[id(seat)] - (0.0 if beside_none else seat.memory.net), seat)
                 for seat, gain in gains
             ]
             more.sort(key=lambda pair: -pair[0])
@@ -195,8 +199,9 @@ class Turn:
             return False
         chosen = self._rival(best, offers)
         net, gamma, seats = offers[chosen]
+        behind = sum(self._behind(chosen, seat) for seat in seats)
         found, passes = self._ask(chosen, seats, [min(gamma, seat.gamma) for seat in seats])
-        self._learn_step(chosen, found, passes)
+        self._learn_step(chosen, found, passes, behind)
         self._choices[best].record.paid()
         for seat, draft in zip(seats, found, strict=True):
             seat.memory.take(chosen, draft, net)
@@ -276,8 +281,9 @@ class Turn:
             return
         seats = seats or self.seats
         seat = seats[known.now % len(seats)]
+        behind = self._behind(i, seat)
         (draft,), passes = self._ask(i, [seat], [1])
-        self._learn_step(i, [draft], passes)
+        self._learn_step(i, [draft], passes, behind)
         saved = 0.0 if draft.hidden is None or self._rows > 1 else self._choices[i].f
         known.probes.spend(max(passes - saved, _LEAST_PROBE))
         record.tried(self._knowledge.now)
@@ -310,9 +316,22 @@ class Turn:
             seat.memory.tally.asked(i, seconds / len(seats))
         return found, seconds / self._costs.a_pass
 
-    def _learn_step(self, i: int, found: Sequence[Draft], passes: float) -> None:
-        """What a step takes, from a draft of texts that took steps together."""
+    def _behind(self, i: int, seat: Seat) -> int:
+        """Rows that a head must read before it drafts, beyond those of a round: a prompt, or others' rounds."""
+        choice, feeds = self._choices[i], self._context.feeds
+        waiting = [len(feeds.of(seat.text.slot, reader)) for reader in choice.readers]
+        return max(max(waiting, default=0) - choice.drafter.options.gamma - 1, 0)
+
+    def _row_behind(self, i: int) -> float:
+        """What one of these takes, in passes; at first by the share of a head, as a row of a longer pass."""
+        choice = self._choices[i]
+        return choice.record.behind.value(choice.first_c * (self._costs.v(2) - 1.0))
+
+    def _learn_step(self, i: int, found: Sequence[Draft], passes: float, behind: int) -> None:
+        """What a step takes, from a draft of texts that took steps together; else a row that was ``behind``."""
         steps = [max(len(draft.widths), 0 if draft.hidden is None else draft.hidden.shape[0]) for draft in found]
         work = sum(self._costs.v(sum(count > depth for count in steps)) for depth in range(max(steps, default=0)))
-        if work:
+        if work and behind:
+            self._choices[i].record.behind.learn(max(passes - self._choices[i].c * work, 0.0), behind)
+        elif work:
             self._choices[i].record.step.learn(passes, work)
