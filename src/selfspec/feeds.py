@@ -100,7 +100,7 @@ class Feed:
 
     def drop(self, rows: int) -> None:
         """The first ``rows`` of them will never be read: the reader's own text begins after them."""
-        _, tokens, states = self.first, self.tokens[rows:], concatenate(self._states)[rows:]
+        tokens, states = self.tokens[rows:], concatenate(self._states)[rows:]
         self.begin(self.first + rows)
         self.tokens, self._states = tokens, [namespace(states).asarray(states, copy=True)]
 
