@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LEAST_PROBE = 0.05  # passes, whatever the clock says
 _ENOUGH = 6.0  # tokens at a depth that tell whether drafts should be longer
 _IDLE = 8  # rounds for which an offer that does not pay is not thought of again
-_AHEAD = 32.0  # rounds that what a head reads once in a text is taken to serve
+_AHEAD = 8.0  # rounds that what a head reads once in a text must have paid in
 _THINK = 8  # the most rounds until a probe is thought of again
 PLAIN = -1  # no candidate
 NOTHING = Draft()
