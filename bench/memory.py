@@ -6,9 +6,9 @@
 
 A cache is filled with a prompt of ``context`` tokens in every slot, and a pass of γ + 1 rows of every text gets its
 logits. This is done twice in one process, so that the libraries are there; what the second engine makes the process
-grow by is counted, less what a tokenizer does. With ``--draft auto`` the engine holds
-what its default brings, though nothing is drafted. Prints one JSON line with bytes: ``planned`` and ``measured``,
-whose ``weights`` and ``cache`` are what the runtime says, and ``resident`` the peak of that growth.
+grow by is counted, less what a tokenizer does. With ``--draft auto`` the engine holds what its default brings,
+though nothing is drafted. Prints one JSON line with bytes: ``planned`` and ``measured``, whose ``weights`` and
+``cache`` are what the runtime says, and ``resident`` the peak of that growth.
 """
 
 from __future__ import annotations

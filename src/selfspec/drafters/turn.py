@@ -163,15 +163,17 @@ class Turn:
         It is compared with what the texts have already, or with no draft.
         """
         most = self._choices[i].drafter.options.gamma
-        gains = [(seat, seat.memory.estimates[i].gains(min(most, seat.gamma), hopeful)) for seat in self.seats]
-        takes = self._rate * self._row_behind(i) / _AHEAD
-        late = {id(seat): takes * self._behind(i, seat) for seat in self.seats}
+        a_row = self._rate * self._row_behind(i) / _AHEAD
+        gains = [
+            (seat, seat.memory.estimates[i].gains(min(most, seat.gamma), hopeful), a_row * self._behind(i, seat))
+            for seat in self.seats
+        ]
         best: Offer = (0.0, 0, [])
         before = -math.inf
-        for gamma in range(1, max(len(gain) for _, gain in gains) + 1):
+        for gamma in range(1, max(len(gain) for _, gain, _ in gains) + 1):
             more = [
-                (gain[min(gamma, len(gain)) - 1] - late[id(seat)] - (0.0 if beside_none else seat.memory.net), seat)
-                for seat, gain in gains
+                (gain[min(gamma, len(gain)) - 1] - late - (0.0 if beside_none else seat.memory.net), seat)
+                for seat, gain, late in gains
             ]
             more.sort(key=lambda pair: -pair[0])
             nets = [self._value(i, [gain for gain, _ in more[:count]], gamma) for count in range(1, len(more) + 1)]
