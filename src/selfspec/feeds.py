@@ -119,6 +119,13 @@ class _Pass(NamedTuple):
     rows: dict[tuple[int, int], int]
     states: Mapping[SubLayer, Array]
 
+    def run_of(self, where: Sequence[tuple[int, int]]) -> slice | None:
+        """The rows in these places, if all are here and stand one after the other."""
+        first = self.rows.get(where[0])
+        if first is None or any(self.rows.get(place) != first + i for i, place in enumerate(where)):
+            return None
+        return slice(first, first + len(where))
+
 
 class Feeds:
     """The feeds of all texts in flight, and what the passes of this round have shown."""
@@ -128,6 +135,7 @@ class Feeds:
         self._pupils: dict[int, list[Reader]] = {}
         self._scores: dict[int, Array] = {}
         self._taps: frozenset[SubLayer] = frozenset()
+        self._within: dict[LayerPlan, tuple[SubLayer, ...]] = {}
         self._passes: list[_Pass] = []
 
     def open(self, slot: int, readers: Sequence[Reader], filled: int) -> None:
@@ -161,12 +169,15 @@ class Feeds:
         layers = {layer for reader in readers for layer in reader.taps}
         layers |= {reader.studies for pupils in self._pupils.values() for reader in pupils if reader.studies}
         self._taps = frozenset(SubLayer(layer - 1) for layer in layers)
+        self._within = {}
 
     def within(self, plan: LayerPlan, taps: Sequence[SubLayer]) -> Sequence[SubLayer]:
         """The taps of a pass: those that are asked for, and those that somebody reads."""
         if not self._taps:
             return taps
-        return [*taps, *(step for step in plan.steps if step in self._taps and step not in taps)]
+        if plan not in self._within:
+            self._within[plan] = tuple(step for step in plan.steps if step in self._taps)
+        return [*taps, *(step for step in self._within[plan] if step not in taps)]
 
     def saw(self, rows: Rows, states: Mapping[SubLayer, Array]) -> None:
         """Remember a pass of the target, until rows are delivered."""
@@ -177,10 +188,8 @@ class Feeds:
     def deliver(self, context: Context, slot: int, tokens: Sequence[int], first: int, cells: Sequence[int]) -> None:
         """Rows of a text are committed: ``tokens`` from position ``first`` on, which ran in ``cells``."""
         for reader, feed in self._feeds.get(slot, {}).items():
-            if not self._passes:
-                return
-            columns = [self._find(slot, cells, SubLayer(layer - 1)) for layer in reader.taps]
-            if any(column is None for column in columns):  # a drafter has run layers by itself
+            columns = self._find(slot, cells, [SubLayer(layer - 1) for layer in reader.taps])
+            if columns is None:  # a drafter has run layers by itself
                 continue
             states = columns[0] if len(columns) == 1 else namespace(columns[0]).concat(columns, axis=1)
             feed.add(first, tokens, states)
@@ -199,24 +208,28 @@ class Feeds:
         scores = self._scores.pop(text.slot, None)
         for pupil in self._pupils.get(text.slot, ()):
             layer = pupil.studies
-            states = None if layer is None else self._find(text.slot, cells, SubLayer(layer - 1))
-            if states is not None and scores is not None:
-                states = namespace(states).asarray(states, copy=True)
+            found = None if layer is None else self._find(text.slot, cells, [SubLayer(layer - 1)])
+            if found is not None and scores is not None:
+                states = namespace(found[0]).asarray(found[0], copy=True)
                 pupil.taught(text, states, scores[[cell - cells[0] for cell in cells]])
 
-    def _find(self, slot: int, cells: Sequence[int], tap: SubLayer) -> Array | None:
-        """The states [rows, d] that left a layer in these cells, each as the last pass over it had them."""
+    def _find(self, slot: int, cells: Sequence[int], taps: Sequence[SubLayer]) -> list[Array] | None:
+        """The states [rows, d] that left these layers in these cells, each as the last pass over it had them."""
+        if not self._passes:
+            return None
         where = [(slot, cell) for cell in cells]
+        last = self._passes[-1]
+        if (run := last.run_of(where)) is not None and all(tap in last.states for tap in taps):
+            return [last.states[tap][run] for tap in taps]  # nearly always
+        columns = [self._last_seen(where, tap) for tap in taps]
+        return None if any(column is None for column in columns) else columns
+
+    def _last_seen(self, where: Sequence[tuple[int, int]], tap: SubLayer) -> Array | None:
         found: list[Array] = []
         for place in where:
             seen = next((p for p in reversed(self._passes) if tap in p.states and place in p.rows), None)
             if seen is None:
                 return None
-            if not found and all(other in seen.rows for other in where):
-                first = seen.rows[where[0]]
-                rows = [seen.rows[other] for other in where]
-                if rows == list(range(first, first + len(rows))):
-                    return seen.states[tap][first : first + len(rows)]
             found.append(seen.states[tap][(row := seen.rows[place]) : row + 1])
         return concatenate(found)
 

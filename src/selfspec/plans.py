@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from selfspec.errors import OptionError
@@ -79,6 +79,7 @@ class LayerPlan:
     cuts: tuple[Cut, ...] = ()
 
     @classmethod
+    @cache
     def full(cls, num_layers: int) -> LayerPlan:
         """Everything: the target."""
         layers = tuple(range(num_layers))

@@ -11,7 +11,7 @@ import numbers
 import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -54,19 +54,30 @@ def require_types(options: Any) -> None:
 
     Numbers of other kinds (NumPy's) become Python's own: options are reported, and a report must be JSON.
     """
+    for name, plain, is_optional in _plain_fields(options.__class__):
+        value = getattr(options, name)
+        if is_optional and value is None:
+            continue
+        kind, own, wanted = _PLAIN_TYPES[plain]
+        # every request asks this of every option of every candidate, and an abstract class takes its time
+        if type(value) is not own and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise OptionError(f"{name} is {value!r}; it must be {wanted}")
+        if kind is numbers.Integral and abs(int(value)) > MOST:
+            raise OptionError(f"{name} is a number beyond 2^63; give a smaller one")
+        if type(value) not in (int, float, bool):
+            object.__setattr__(options, name, own(value))
+
+
+@cache
+def _plain_fields(options: type) -> tuple[tuple[str, str, bool], ...]:
+    """Of fields that hold a plain value: name, type, and whether None is allowed."""
+    found = []
     for f in fields(options):
         annotation = f.type.__name__ if isinstance(f.type, type) else str(f.type)
         plain, _, optional = annotation.partition(" | ")
-        value = getattr(options, f.name)
-        if plain not in _PLAIN_TYPES or (optional == "None" and value is None):
-            continue
-        kind, own, wanted = _PLAIN_TYPES[plain]
-        if not isinstance(value, kind) or (isinstance(value, bool) and plain != "bool"):
-            raise OptionError(f"{f.name} is {value!r}; it must be {wanted}")
-        if kind is numbers.Integral and abs(int(getattr(options, f.name))) > MOST:
-            raise OptionError(f"{f.name} is a number beyond 2^63; give a smaller one")
-        if type(value) not in (int, float, bool):
-            object.__setattr__(options, f.name, own(value))
+        if plain in _PLAIN_TYPES:
+            found.append((f.name, plain, optional == "None"))
+    return tuple(found)
 
 
 def require_least(options: Any, **least: int) -> None:

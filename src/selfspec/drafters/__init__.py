@@ -62,9 +62,10 @@ def _found(name: str) -> type[Drafter]:
     return found
 
 
-def option_names(cls: type[Drafter]) -> list[str]:
+@cache
+def option_names(cls: type[Drafter]) -> tuple[str, ...]:
     """The names of a drafter's options."""
-    return [f.name for f in fields(cls.Options)]
+    return tuple(f.name for f in fields(cls.Options))
 
 
 def resolve(draft: str) -> tuple[type[Drafter], dict[str, Any]]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -89,8 +89,10 @@ class AutoOptions(DraftOptions):
             raise OptionError(f"candidates is {self.candidates!r}; name drafters to choose from, with commas")
 
 
-# to find their names reads the metadata of all packages
-_names = cache(lambda: tuple(drafters.available()))
+@lru_cache(maxsize=64)  # to find their names reads the metadata of all packages, and every request asks
+def _specs(entry: str) -> tuple[Spec, ...]:
+    """The drafters that an entry names."""
+    return tuple(parse_specs(with_commas(entry, drafters.available())))
 
 
 class Auto(Drafter):
@@ -356,7 +358,7 @@ def _candidates(options: AutoOptions, config: ModelConfig) -> Iterator[tuple[str
         if isinstance(entry, Drafter):
             yield entry.name, drafters.create(entry, config, {})
             continue
-        for spec in parse_specs(with_commas(entry, _names())):
+        for spec in _specs(entry):
             yield from _variants(spec, options, config)
 
 

@@ -7,6 +7,7 @@ no ``layers`` is one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ class Exits:
     vocabulary: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # with a __dict__, where what follows from the fields is kept
 class ModelConfig:
     """One decoder-only transformer.
 
@@ -241,7 +242,7 @@ class ModelConfig:
         """Whether positions are learned vectors."""
         return self.position_offset is not None
 
-    @property
+    @cached_property
     def recurrences(self) -> tuple[Recurrence, ...]:
         """Those of all layers that have one, in order; such a model verifies chains only."""
         layers = self.layers if len(self.layers) > 1 else (self.layer(0),) * self.num_layers
@@ -255,30 +256,30 @@ class ModelConfig:
     @property
     def parameters(self) -> int:
         """All weights; a tied head is counted once."""
-        return _counts(self).total
+        return self._counts.total
 
     @property
     def layer_parameters(self) -> int:
         """Weights of one layer; the mean where layers differ."""
-        return _counts(self).layer
+        return self._counts.layer
 
     @property
     def active_layer_parameters(self) -> int:
         """Weights of one layer that a row reads: of a mixture, only the experts that it has."""
-        return _counts(self).active_layer
+        return self._counts.active_layer
 
     @property
     def head_parameters(self) -> int:
         """Weights that the LM head reads: the output matrix and the final norm."""
-        return _counts(self).head
+        return self._counts.head
 
     @property
     def pass_parameters(self) -> int:
         """Weights that a pass of one row reads: those of all layers and of the LM head."""
         return self.num_layers * self.active_layer_parameters + self.head_parameters
 
+    @cached_property
+    def _counts(self) -> Counts:
+        from selfspec.model.families import counts  # the lists of weights know what there is
 
-def _counts(config: ModelConfig) -> Counts:
-    from selfspec.model.families import counts  # the lists of weights know what there is
-
-    return counts(config)
+        return counts(self)

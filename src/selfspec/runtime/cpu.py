@@ -228,12 +228,12 @@ class CpuRuntime(Runtime):
         if cache.has_rings and (parts := split(rows, self.most_rows)):
             return run_in_parts(lambda part, own: self.run(part, plan, own, cache, taps), hidden, rows, parts)
         out = np.array(hidden, dtype=np.float32, order="C")
-        steps, places = _steps(plan, tuple(taps))
+        steps, places, reached = _steps(plan, tuple(taps))
         tapped = np.empty((len(taps), *out.shape), dtype=np.float32)
         if len(steps):
             where = (_integers(rows.slots), _integers(rows.positions), _lineage(rows))
             self._model.run(out, (steps, places, tapped, plan.experts or 0), where, cache.native)
-        return out, {tap: tapped[i] for i, tap in enumerate(taps) if i in places}
+        return out, {taps[i]: tapped[i] for i in reached}
 
     def _check(self, plan: LayerPlan) -> None:
         """Raise OptionError for parts of sub-layers, or a number of experts that the plan's layers do not have."""
@@ -305,11 +305,12 @@ def default_kv(precision: str) -> str:
 
 
 @lru_cache(maxsize=256)  # a drafter repeats its plans
-def _steps(plan: LayerPlan, taps: tuple[SubLayer, ...]) -> tuple[Integers, Integers]:
-    """The steps of a plan as the core wants them, and for each the index of its tap, or -1."""
+def _steps(plan: LayerPlan, taps: tuple[SubLayer, ...]) -> tuple[Integers, Integers, tuple[int, ...]]:
+    """The steps of a plan as the core wants them, of each the index of its tap or -1, and the taps among them."""
     steps = [2 * layer + (part == "mlp") for layer, part in plan.steps]
     places = [taps.index(step) if step in taps else -1 for step in plan.steps]
-    return np.asarray(steps, dtype=np.int64), np.asarray(places, dtype=np.int64)
+    reached = tuple(sorted(place for place in places if place >= 0))
+    return np.asarray(steps, dtype=np.int64), np.asarray(places, dtype=np.int64), reached
 
 
 def described(kernels: str | None = None, threads: int | None = None) -> str:
