@@ -15,8 +15,10 @@ from tiny_folder import write_tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import selfspec
+from selfspec.drafters.trained import shipped_for
 from selfspec.export.acceptance import acceptance_along
 from selfspec.export.drafts import export_draft
+from selfspec.measure.prompts import BUILT_IN
 from selfspec.model import find_checkpoint
 from selfspec.model.head_file import write_head
 from selfspec.runtime.torch import TorchRuntime
@@ -94,3 +96,21 @@ def test_vllm_drafts_with_an_eagle_head(model, plain, layout):
     drafted = answers(model, told, PROMPTS[: len(texts)], 64)
     assert drafted["accepted"] > 100
     agrees(drafted, texts, model, draft="eagle", head=str(file))
+
+
+def test_vllm_drafts_with_the_head_that_ships(tmp_path):
+    """SmolLM2 in float32 with a head of `selfspec train eagle` itself, whose drafts hold as often there as here."""
+    name = "smollm2-135m"
+    file, folder = shipped_for(name, "eagle"), find_checkpoint(name).folder
+    draft = f"eagle:head={file}:gamma={GAMMA}:any_target=true"
+    engine = selfspec.load(folder, runtime="torch", draft=draft)
+    prompts = [engine.encode(prompt) for prompt in BUILT_IN]
+    plain = answers(folder, None, prompts, 64)["outputs"]
+    head = export_draft(folder, draft, "speculators", tmp_path / "head", tokens=0)
+    told = {"method": "eagle3", "model": str(head.path), "num_speculative_tokens": GAMMA}
+    drafted = answers(folder, told, prompts, 64)
+    assert drafted["outputs"] == plain
+    ours = acceptance_along(engine, zip(prompts, plain, strict=True))
+    theirs = drafted["accepted"] / drafted["drafted"]
+    print(f"vLLM {drafted['accepted']}/{drafted['drafted']} = {theirs:.3f}, along its texts here {ours}")
+    assert abs(theirs - ours.alpha) < 0.03
