@@ -2,9 +2,10 @@
 
 A reader names layers (`Drafter.taps`). While a text of it is in flight, every pass of the target over rows of that
 text, whoever drafts, leaves the states after these layers here, in prefills and in verifications alike; when rows
-are committed, theirs join the text's `Feed`. There they wait until the reader's own head has run over them: when it
-drafts next, or when there are more than `MOST_PENDING`, so that a text for which another drafter drafts holds no
-more than these. A reader that may never draft (`Drafter.keeps_up`) runs over none for that: the last `RECENT` stay.
+are committed, theirs join the text's `Feed`, at the latest when somebody looks at it: while another drafter drafts,
+a round only notes what has run. There they wait until the reader's own head has run over them: when it drafts next,
+or when more than `MOST_PENDING` wait, so that a text for which another drafter drafts holds no more than these. A
+reader that may never draft (`Drafter.keeps_up`) runs over none for that: the last `RECENT` stay.
 
 Who learns from verifications (`Drafter.studies`) gets the states of committed rows after one layer, and the
 target's logits of these rows, whoever drafted; nothing waits for it.
@@ -12,6 +13,8 @@ target's logits of these rows, whoever drafted; nothing waits for it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from selfspec.joining import concatenate
@@ -113,11 +116,18 @@ class Feed:
         return first, tokens, states[:rows]
 
 
-class _Pass(NamedTuple):
-    """The rows of a pass by slot and cell, and what left its tapped layers [R, d]."""
+@dataclass(eq=False)
+class _Pass:
+    """The rows of a pass, and what left its tapped layers [R, d]."""
 
-    rows: dict[tuple[int, int], int]
+    ran: Rows
     states: Mapping[SubLayer, Array]
+
+    @cached_property
+    def rows(self) -> dict[tuple[int, int], int]:
+        """They by slot and cell."""
+        places = zip(self.ran.slots.tolist(), self.ran.cells.tolist(), strict=True)
+        return {place: i for i, place in enumerate(places)}
 
     def run_of(self, where: Sequence[tuple[int, int]]) -> slice | None:
         """The rows in these places, if all are here and stand one after the other."""
@@ -125,6 +135,15 @@ class _Pass(NamedTuple):
         if first is None or any(self.rows.get(place) != first + i for i, place in enumerate(where)):
             return None
         return slice(first, first + len(where))
+
+
+class _Committed(NamedTuple):
+    """Rows of a text that are committed: ``tokens`` from position ``first`` on, which ran in ``cells``."""
+
+    first: int
+    tokens: Sequence[int]
+    cells: Sequence[int]
+    passes: Sequence[_Pass]
 
 
 class Feeds:
@@ -137,9 +156,11 @@ class Feeds:
         self._taps: frozenset[SubLayer] = frozenset()
         self._within: dict[LayerPlan, tuple[SubLayer, ...]] = {}
         self._passes: list[_Pass] = []
+        self._committed: dict[int, list[_Committed]] = {}
 
     def open(self, slot: int, readers: Sequence[Reader], filled: int) -> None:
         """These read the rows of a slot's text, of which ``filled`` have run: a new one, or more of a prompt."""
+        self._settle(slot)
         known = self._feeds.get(slot, {})
         self._pupils[slot] = [reader for reader in readers if reader.studies is not None]
         self._feeds[slot] = feeds = {}
@@ -157,11 +178,13 @@ class Feeds:
     def close(self, slot: int) -> None:
         """Its text has left."""
         self._feeds.pop(slot, None)
+        self._committed.pop(slot, None)
         self._pupils.pop(slot, None)
         self._listen()
 
     def of(self, slot: int, reader: Reader) -> Feed:
         """What waits for a reader."""
+        self._settle(slot)
         return self._feeds[slot][reader]
 
     def _listen(self) -> None:
@@ -182,21 +205,33 @@ class Feeds:
     def saw(self, rows: Rows, states: Mapping[SubLayer, Array]) -> None:
         """Remember a pass of the target, until rows are delivered."""
         if self._taps and states:
-            places = zip(rows.slots.tolist(), rows.cells.tolist(), strict=True)
-            self._passes.append(_Pass({place: i for i, place in enumerate(places)}, states))
+            self._passes.append(_Pass(rows, states))
 
     def deliver(self, context: Context, slot: int, tokens: Sequence[int], first: int, cells: Sequence[int]) -> None:
         """Rows of a text are committed: ``tokens`` from position ``first`` on, which ran in ``cells``."""
-        for reader, feed in self._feeds.get(slot, {}).items():
-            columns = self._find(slot, cells, [SubLayer(layer - 1) for layer in reader.taps])
-            if columns is None:  # a drafter has run layers by itself
-                continue
-            states = columns[0] if len(columns) == 1 else namespace(columns[0]).concat(columns, axis=1)
-            feed.add(first, tokens, states)
+        feeds = self._feeds.get(slot)
+        if not feeds or not self._passes:
+            return
+        noted = _Committed(first, list(tokens), list(cells), list(self._passes))
+        self._committed.setdefault(slot, []).append(noted)
+        if first + len(tokens) - min(feed.first for feed in feeds.values()) < MOST_PENDING:
+            return
+        self._settle(slot)
+        for reader, feed in feeds.items():
             if len(feed) > MOST_PENDING and reader.keeps_up:
                 reader.read(context, feed)
             elif len(feed) >= MOST_PENDING and not reader.keeps_up:
                 feed.drop(len(feed) - RECENT)
+
+    def _settle(self, slot: int) -> None:
+        """What is committed joins the feeds of a text."""
+        for one in self._committed.pop(slot, ()):
+            for reader, feed in self._feeds[slot].items():
+                taps = [SubLayer(layer - 1) for layer in reader.taps]
+                columns = _find(one.passes, slot, one.cells, taps)
+                if columns is not None:  # else a drafter has run layers by itself
+                    states = columns[0] if len(columns) == 1 else namespace(columns[0]).concat(columns, axis=1)
+                    feed.add(one.first, one.tokens, states)
 
     def spoke(self, slots: Sequence[int], scores: Sequence[Array]) -> None:
         """The target's logits [rows, V] of the rows of drafts; kept for who learns, until the round ends."""
@@ -208,32 +243,32 @@ class Feeds:
         scores = self._scores.pop(text.slot, None)
         for pupil in self._pupils.get(text.slot, ()):
             layer = pupil.studies
-            found = None if layer is None else self._find(text.slot, cells, [SubLayer(layer - 1)])
+            found = None if layer is None else _find(self._passes, text.slot, cells, [SubLayer(layer - 1)])
             if found is not None and scores is not None:
                 states = namespace(found[0]).asarray(found[0], copy=True)
                 pupil.taught(text, states, scores[[cell - cells[0] for cell in cells]])
-
-    def _find(self, slot: int, cells: Sequence[int], taps: Sequence[SubLayer]) -> list[Array] | None:
-        """The states [rows, d] that left these layers in these cells, each as the last pass over it had them."""
-        if not self._passes:
-            return None
-        where = [(slot, cell) for cell in cells]
-        last = self._passes[-1]
-        if (run := last.run_of(where)) is not None and all(tap in last.states for tap in taps):
-            return [last.states[tap][run] for tap in taps]  # nearly always
-        columns = [self._last_seen(where, tap) for tap in taps]
-        return None if any(column is None for column in columns) else columns
-
-    def _last_seen(self, where: Sequence[tuple[int, int]], tap: SubLayer) -> Array | None:
-        found: list[Array] = []
-        for place in where:
-            seen = next((p for p in reversed(self._passes) if tap in p.states and place in p.rows), None)
-            if seen is None:
-                return None
-            found.append(seen.states[tap][(row := seen.rows[place]) : row + 1])
-        return concatenate(found)
 
     def forget(self) -> None:
         """A round begins, or a prompt: what passes have shown concerns nobody any more."""
         self._passes.clear()
         self._scores.clear()
+
+
+def _find(passes: Sequence[_Pass], slot: int, cells: Sequence[int], taps: Sequence[SubLayer]) -> list[Array] | None:
+    """The states [rows, d] that left these layers in these cells, each as the last pass over it had them."""
+    if not passes:
+        return None
+    where = [(slot, cell) for cell in cells]
+    last = passes[-1]
+    if (run := last.run_of(where)) is not None and all(tap in last.states for tap in taps):
+        return [last.states[tap][run] for tap in taps]  # nearly always
+    columns: list[Array] = []
+    for tap in taps:
+        found: list[Array] = []
+        for place in where:
+            seen = next((p for p in reversed(passes) if tap in p.states and place in p.rows), None)
+            if seen is None:
+                return None
+            found.append(seen.states[tap][(row := seen.rows[place]) : row + 1])
+        columns.append(concatenate(found))
+    return columns
