@@ -26,7 +26,7 @@ from selfspec.measure.toy import MarkovRuntime
 from selfspec.model.head_file import read_head, write_head
 from selfspec.runtime.attached import identity_of
 from selfspec.sampling import Chance
-from selfspec.types import Sampling
+from selfspec.types import Rows, Sampling, SubLayer
 
 NEW = 14
 
@@ -408,3 +408,27 @@ def test_auto_begins_with_what_a_head_says_of_itself(card, alphas, tmp_path, mon
     assert auto._choices[-1].drafter.stated_alphas == alphas
     assert record.is_proven == bool(alphas)
     assert [record.counts.rate(depth, 0.0, 1e-9) for depth in range(len(alphas))] == pytest.approx(alphas)
+
+
+class Reads:
+    """A reader of two layers that never drafts."""
+
+    taps, keeps_up, studies = (1, 3), False, None
+
+
+def test_a_round_only_notes_what_has_run():
+    """Guards rounds in which nobody asks the head: they find no rows, hold few passes, and lose none of them."""
+    reader, seen = Reads(), feeds.Feeds()
+    seen.open(0, [reader], 0)
+    left = np.random.default_rng(0).normal(size=(2, 300, 2, 5)).astype(np.float32)  # a draft row that is rejected
+    for cell in range(300):
+        seen.forget()
+        seen.saw(Rows.of([1, 0, 0], [7, cell, cell + 1]), {
+            SubLayer(layer - 1): np.concatenate([np.zeros((1, 5), np.float32), states[cell]])
+            for layer, states in zip(reader.taps, left, strict=True)
+        })  # fmt: skip
+        seen.deliver(None, 0, [cell + 1000], cell, [cell])
+        assert len(seen._committed.get(0, ())) < feeds.MOST_NOTED
+    first, tokens, states = seen.of(0, reader).take(300)
+    assert (first, tokens) == (0, list(range(1000, 1300)))
+    np.testing.assert_array_equal(states, np.concatenate([left[0, :, 0], left[1, :, 0]], axis=1))
