@@ -55,11 +55,14 @@ def plain(model):
     return answers(model, None)["outputs"]
 
 
-def agrees(drafted, plain, model, **options):
-    """Its tokens with drafts are its tokens without; along them α is ours, to 3 points."""
+def ours_of(model, **options):
+    return selfspec.load(AutoModelForCausalLM.from_pretrained(model), gamma=GAMMA, **options)
+
+
+def agrees(drafted, plain, engine, prompts=PROMPTS):
+    """Its tokens with drafts are its tokens without; along them α is that of our engine, to 3 points."""
     assert drafted["outputs"] == plain
-    engine = selfspec.load(AutoModelForCausalLM.from_pretrained(model), gamma=GAMMA, **options)
-    ours = acceptance_along(engine, zip(PROMPTS, plain, strict=False))
+    ours = acceptance_along(engine, zip(prompts, plain, strict=False))
     theirs = drafted["accepted"] / drafted["drafted"]
     print(f"vLLM {drafted['accepted']}/{drafted['drafted']} = {theirs:.3f}, along its texts here {ours}")
     assert abs(theirs - ours.alpha) < 0.03
@@ -68,7 +71,7 @@ def agrees(drafted, plain, model, **options):
 def test_vllm_drafts_with_it_as_we_do(model, plain):
     draft = export_draft(model, f"early_exit:exit_layer=3:gamma={GAMMA}", "hf", model.parent / "draft", tokens=0)
     told = {"method": "draft_model", "model": str(draft.path), "num_speculative_tokens": GAMMA}
-    agrees(answers(model, told), plain, model, draft="early_exit", exit_layer=3)
+    agrees(answers(model, told), plain, ours_of(model, draft="early_exit", exit_layer=3))
 
 
 def test_vllm_asks_our_look_up(model, plain, monkeypatch):
@@ -95,7 +98,7 @@ def test_vllm_drafts_with_an_eagle_head(model, plain, layout):
     told = {"method": "eagle3", "model": str(head.path), "num_speculative_tokens": GAMMA}
     drafted = answers(model, told, PROMPTS[: len(texts)], 64)
     assert drafted["accepted"] > 100
-    agrees(drafted, texts, model, draft="eagle", head=str(file))
+    agrees(drafted, texts, ours_of(model, draft="eagle", head=str(file)))
 
 
 def test_vllm_drafts_with_the_head_that_ships(tmp_path):
@@ -108,9 +111,4 @@ def test_vllm_drafts_with_the_head_that_ships(tmp_path):
     plain = answers(folder, None, prompts, 64)["outputs"]
     head = export_draft(folder, draft, "speculators", tmp_path / "head", tokens=0)
     told = {"method": "eagle3", "model": str(head.path), "num_speculative_tokens": GAMMA}
-    drafted = answers(folder, told, prompts, 64)
-    assert drafted["outputs"] == plain
-    ours = acceptance_along(engine, zip(prompts, plain, strict=True))
-    theirs = drafted["accepted"] / drafted["drafted"]
-    print(f"vLLM {drafted['accepted']}/{drafted['drafted']} = {theirs:.3f}, along its texts here {ours}")
-    assert abs(theirs - ours.alpha) < 0.03
+    agrees(answers(folder, told, prompts, 64), plain, engine, prompts)
